@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
@@ -321,8 +320,10 @@ def main() -> int:
     try:
         if "cache-dir" in wanted:
             say(str(cache_dir()))
-        if "venv" in wanted and not any([make_ansible_venv(each) for each in ANSIBLE_VENVS]):
-            raise BootstrapError("no Python that runs a supported ansible-core: install python3.11-venv or newer")
+        if "venv" in wanted:
+            made = [make_ansible_venv(each) for each in ANSIBLE_VENVS]
+            if not any(made):
+                raise BootstrapError("no Python that runs a supported ansible-core: install python3.11-venv or newer")
         if "engine" in wanted:
             make_engine()
     except BootstrapError as error:
