@@ -260,7 +260,7 @@ class CgroupLimit:
 
 @dataclass(frozen=True)
 class ShmFile:
-    """One file below /dev/shm, with who made it and who maps it."""
+    """One file below /dev/shm, with who made it and who maps it. ``device`` and ``inode`` name it for a later removal."""
 
     name: str
     size_mib: float
@@ -270,6 +270,8 @@ class ShmFile:
     creator_alive: t.Optional[bool]
     mapped_by: t.Tuple[int, ...]
     opened_by: t.Tuple[int, ...]
+    device: t.Optional[int] = None
+    inode: t.Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,10 @@ class ShmReading:
 
 @dataclass(frozen=True)
 class PortUse:
-    """One socket on a local TCP port. ``state`` as the kernel names it: LISTEN, ESTABLISHED, TIME_WAIT, ..."""
+    """One socket on a local TCP port. ``state`` as the kernel names it: LISTEN, ESTABLISHED, TIME_WAIT, ...
+
+    ``peer`` is the other end (``address:port``) of a connection. No ``pids``: no owner, or none that could be seen.
+    """
 
     port: int
     address: str
@@ -296,3 +301,4 @@ class PortUse:
     inode: int
     pids: t.Tuple[int, ...] = ()
     uid: t.Optional[int] = None
+    peer: t.Optional[str] = None
