@@ -1,0 +1,288 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an inventory may say, and what is wrong with one: pure functions over its variables.
+
+The description of every variable is the argument specification of the role preflight; nothing here repeats it. All
+functions return sentences for people instead of raising, so that one run names every mistake at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import typing as t
+from pathlib import Path
+
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+Options = t.Dict[str, t.Any]
+Server = t.Dict[str, t.Any]
+
+_SPEC_FILE = Path(__file__).resolve().parents[2] / "roles" / "preflight" / "meta" / "argument_specs.yml"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+_MERGED = ("flags", "environment", "secret_environment", "deadlines")
+# Flags that have a place of their own in a server's entry, or that would put a secret on a command line.
+_ELSEWHERE = {
+    "port": "port",
+    "host": "host",
+    "api_key": "api_key",
+    "admin_api_key": "admin_api_key",
+    "config": "flags",
+}
+
+
+@functools.lru_cache(maxsize=1)
+def host_options() -> Options:
+    """The variables ``sglang_*`` of a host, as argument specification options."""
+    with _SPEC_FILE.open(encoding="utf-8") as handle:
+        spec = yaml.safe_load(handle)
+    options = spec["argument_specs"]["main"]["options"]
+    return {name: option for name, option in options.items() if name.startswith("sglang_")}
+
+
+def server_options() -> Options:
+    """The keys of one entry of ``sglang_servers``."""
+    return t.cast(Options, host_options()["sglang_servers"]["options"])
+
+
+def nearest(word: str, valid: t.Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the valid word most like this one, or nothing."""
+    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def flag_name(name: str) -> str:
+    """A flag as SGLang's own field name: ``--tp-size`` and ``tp_size`` are the same."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def _given(values: t.Mapping[str, t.Any]) -> t.Dict[str, t.Any]:
+    """Without the entries that are null: in an inventory null means 'not said'."""
+    return {str(key): value for key, value in values.items() if value is not None}
+
+
+def merge(defaults: t.Mapping[str, t.Any], server: t.Mapping[str, t.Any]) -> Server:
+    """A server's entry over the host's defaults; the mappings in it are merged key by key."""
+    merged = {**_given(defaults), **_given(server)}
+    for key in _MERGED:
+        parts = [each[key] for each in (defaults, server) if isinstance(each.get(key), t.Mapping)]
+        if len(parts) == 2:
+            merged[key] = {**parts[0], **parts[1]}
+    return merged
+
+
+def complete(server: t.Mapping[str, t.Any], defaults: t.Mapping[str, t.Any]) -> Server:
+    """One server with defaults filled in and types as the specification says; keys that nobody gave are absent."""
+    checked = ArgumentSpecValidator(server_options()).validate(merge(defaults, server))
+    return _given(checked.validated_parameters)
+
+
+def find(servers: t.Sequence[t.Mapping[str, t.Any]], name: str, defaults: t.Mapping[str, t.Any]) -> Server:
+    """The complete settings of the server of this name. Raises KeyError where there is none."""
+    for server in servers:
+        if server.get("name") == name:
+            return complete(server, defaults)
+    raise KeyError(name)
+
+
+def _unknown_keys(where: str, given: t.Iterable[str], valid: t.Iterable[str], kind: str) -> t.List[str]:
+    known = list(valid)
+    return [
+        f"{where}: unknown {kind} '{key}'{nearest(key, known) or '; valid are ' + ', '.join(sorted(known))}"
+        for key in given
+        if key not in known
+    ]
+
+
+def _secrets(server: t.Mapping[str, t.Any]) -> t.List[str]:
+    """Texts that no message may show."""
+    environment = server.get("secret_environment")
+    values = [server.get("api_key"), server.get("admin_api_key")]
+    values += list(environment.values()) if isinstance(environment, t.Mapping) else [environment]
+    return [str(value) for value in values if value not in (None, "")]
+
+
+def _type_problems(where: str, server: t.Mapping[str, t.Any]) -> t.List[str]:
+    """What the specification says against the types and choices. A secret of a wrong type is never quoted."""
+    options = server_options()
+    problems = []
+    checked = {}
+    for key, value in server.items():
+        option = options.get(key)
+        if option is None:
+            continue
+        if option.get("no_log"):
+            wanted = t.Mapping if option["type"] == "dict" else str
+            if not isinstance(value, wanted):
+                problems.append(f"{where}: {key} must be a {'mapping' if option['type'] == 'dict' else 'string'}")
+            continue
+        if option.get("options") and isinstance(value, t.Mapping):
+            problems += _unknown_keys(f"{where}: {key}", map(str, value), option["options"], "key")
+            value = {name: each for name, each in value.items() if name in option["options"]}
+        checked[key] = value
+    for message in ArgumentSpecValidator(options).validate(checked).error_messages:
+        problems.append(f"{where}: {message}")
+    return problems
+
+
+def _flag_problems(where: str, flags: t.Any) -> t.List[str]:
+    if not isinstance(flags, t.Mapping):
+        return []
+    problems = []
+    names = [flag_name(str(key)) for key in flags]
+    for name in names:
+        if name in _ELSEWHERE and name != "config":
+            problems.append(f"{where}: flags: '{name}' is given as the server's own '{_ELSEWHERE[name]}', not as a flag")
+    if "config" in names:
+        problems.append(f"{where}: flags: 'config' is not possible, since these flags become SGLang's --config file")
+    if not {"model_path", "model"} & set(names):
+        problems.append(f"{where}: flags: 'model_path' is missing")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems += [f"{where}: flags: '{name}' is given twice, with dashes and with underscores" for name in twice]
+    return problems
+
+
+def server_problems(where: str, server: t.Mapping[str, t.Any]) -> t.List[str]:
+    """What is wrong with one server (its defaults merged in), each as one sentence that starts with ``where``."""
+    problems = _unknown_keys(where, map(str, server), server_options(), "key")
+    problems += _type_problems(where, server)
+    problems += _flag_problems(where, server.get("flags"))
+    name, port = server.get("name"), server.get("port")
+    if isinstance(name, str) and not _NAME.match(name):
+        problems.append(f"{where}: name '{name}' must be letters, digits, '.', '_' and '-' and start with one of the first two")
+    if isinstance(port, int) and not 1 <= port <= 65535:
+        problems.append(f"{where}: port {port} is outside of 1 to 65535")
+    gpus = server.get("gpus")
+    if isinstance(gpus, list):
+        texts = [str(gpu) for gpu in gpus]
+        problems += [f"{where}: GPU {gpu} is listed twice" for gpu in sorted({g for g in texts if texts.count(g) > 1})]
+        if gpus and server.get("device") == "cpu":
+            problems.append(f"{where}: device is cpu, but gpus lists {', '.join(texts)}")
+    return problems
+
+
+def _twice(host: str, servers: t.Sequence[t.Mapping[str, t.Any]], key: str) -> t.List[str]:
+    seen: t.Dict[str, t.List[str]] = {}
+    for position, server in enumerate(servers):
+        if server.get(key) is not None:
+            seen.setdefault(str(server[key]), []).append(str(server.get("name") or f"number {position}"))
+    return [
+        f"{host}: {key} {value} is used by more than one server: {', '.join(names)}"
+        for value, names in seen.items()
+        if len(names) > 1
+    ]
+
+
+def host_problems(host: str, names: t.Iterable[str], values: t.Mapping[str, t.Any], needs_servers: bool) -> t.List[str]:
+    """What is wrong with the variables of one host. ``names``: all its variables; ``values``: those named sglang_*."""
+    options = host_options()
+    ours = sorted(name for name in names if name.startswith("sglang_"))
+    problems = _unknown_keys(host, ours, options, "variable")
+    servers = values.get("sglang_servers")
+    plain = {name: value for name, value in values.items() if name in options and name != "sglang_servers"}
+    spec = {name: option for name, option in options.items() if name != "sglang_servers"}
+    problems += [f"{host}: {message}" for message in ArgumentSpecValidator(spec).validate(_given(plain)).error_messages]
+    if servers is None:
+        return [*problems, f"{host}: sglang_servers is missing"] if needs_servers else problems
+    if not isinstance(servers, (list, tuple)) or not all(isinstance(server, t.Mapping) for server in servers):
+        return [*problems, f"{host}: sglang_servers must be a list of mappings, each with name, port, python and flags"]
+    defaults = values.get("sglang_server_defaults")
+    defaults = defaults if isinstance(defaults, t.Mapping) else {}
+    merged = [merge(defaults, server) for server in servers]
+    secrets: t.List[str] = []
+    for position, server in enumerate(merged):
+        name = server.get("name")
+        where = f"{host}: server '{name}'" if isinstance(name, str) else f"{host}: sglang_servers[{position}]"
+        problems += server_problems(where, server)
+        secrets += _secrets(server)
+    for key in ("name", "port", "unit"):
+        problems += _twice(host, merged, key)
+    return [redact(problem, secrets) for problem in problems]
+
+
+def redact(text: str, secrets: t.Iterable[str]) -> str:
+    """The text without these secrets."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+Fleet = t.Mapping[str, t.Sequence[str]]
+
+
+def _listed(fleet: Fleet) -> str:
+    return ", ".join(f"{host}/{name}" for host, names in fleet.items() for name in names) or "none"
+
+
+def choose(fleet: Fleet, wanted: str, every: bool) -> t.Tuple[t.Dict[str, t.List[str]], t.Optional[str]]:
+    """Which servers to work on: (chosen names per host, why nothing was chosen or None).
+
+    ``fleet``: the servers' names of each host in play. ``wanted``: '', NAME or HOST/NAME. More than one server is only
+    chosen where ``every`` says so: a slip of the keyboard must not take a fleet down.
+    """
+    nothing: t.Dict[str, t.List[str]] = {host: [] for host in fleet}
+    host_part, _slash, name_part = wanted.rpartition("/")
+    chosen = {
+        host: [name for name in names if (not wanted or name == name_part) and (not host_part or host == host_part)]
+        for host, names in fleet.items()
+    }
+    count = sum(map(len, chosen.values()))
+    if count == 0 and wanted:
+        names = {name for each in fleet.values() for name in each}
+        return nothing, f"no server '{wanted}' is in play{nearest(name_part, names)} In play: {_listed(fleet)}"
+    if count == 0:
+        return nothing, f"no server is in play: sglang_servers is empty on {', '.join(fleet) or 'every host'}"
+    if count > 1 and not every:
+        example = next(f"{host}/{name}" for host, names in chosen.items() for name in names)
+        return nothing, (
+            f"{count} servers are in play: {_listed(chosen)}. This playbook works on one: choose it with "
+            f"-e server={example}, or say -e all=true for all of them, one after another. "
+            "Changing a whole fleet without downtime is what rollout is for"
+        )
+    return chosen, None
+
+
+def _matches(wanted: str, gpu: t.Mapping[str, t.Any]) -> bool:
+    names = {str(gpu.get("index")), str(gpu.get("uuid")), str(gpu.get("bus_id")).lower()}
+    return wanted in names or wanted.lower() in names
+
+
+def gpu_indices(server: t.Mapping[str, t.Any], gpus: t.Sequence[t.Mapping[str, t.Any]]) -> t.List[int]:
+    """The indices of the GPUs that a server uses, of those that the host shows."""
+    if server.get("device") == "cpu":
+        return []
+    wanted = [str(gpu) for gpu in server.get("gpus") or []]
+    return [gpu["index"] for gpu in gpus if not wanted or any(_matches(each, gpu) for each in wanted)]
+
+
+def gpu_problems(
+    host: str, chosen: t.Sequence[str], servers: t.Sequence[t.Mapping[str, t.Any]], info: t.Mapping[str, t.Any]
+) -> t.List[str]:
+    """What the GPUs that the host shows say against the chosen servers. ``info``: the result of gpu_info."""
+    mine = [server for server in servers if server["name"] in chosen and server.get("device") != "cpu"]
+    if not mine:
+        return []
+    gpus = info.get("gpus")
+    if gpus is None:
+        problems = "; ".join(str(each.get("message")) for each in info.get("problems") or []) or info.get("msg")
+        return [f"{host}: the GPUs can't be read, so nothing about them is known: {problems or 'no reason given'}"]
+    if not gpus:
+        return [f"{host}: the driver shows no GPU; a server without one says device: cpu"]
+    problems = []
+    shown = ", ".join(f"{gpu.get('index')} ({gpu.get('bus_id')})" for gpu in gpus)
+    for server in mine:
+        for wanted in map(str, server.get("gpus") or []):
+            if not any(_matches(wanted, gpu) for gpu in gpus):
+                problems.append(f"{host}: server '{server['name']}': there is no GPU {wanted}; the host shows {shown}")
+        used = set(gpu_indices(server, gpus))
+        for other in servers:
+            shared = sorted(used & set(gpu_indices(other, gpus)))
+            if shared and other["name"] != server["name"]:
+                problems.append(
+                    f"{host}: servers '{server['name']}' and '{other['name']}' both use GPU {', '.join(map(str, shared))}; "
+                    "a GPU can only be proved clean for one server"
+                )
+    return sorted(set(problems))
