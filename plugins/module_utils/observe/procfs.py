@@ -11,6 +11,7 @@ import typing as t
 from ..model import Process
 
 KILL_BIT = 1 << 8  # SIGKILL is signal 9, bit 8 of SigPnd and ShdPnd
+PF_KTHREAD = 0x00200000  # include/linux/sched.h; pid 2 is an ordinary process inside a container
 
 
 def list_pids(proc: str = "/proc") -> t.List[int]:
@@ -134,7 +135,7 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
         nspid=tuple(int(word) for word in status.get("NSpid", "").split() if word.isdigit()),
         kill_pending=bool(pending & KILL_BIT),
         rss_shmem_mib=None if rss_shmem_kib is None else rss_shmem_kib // 1024,
-        kernel_thread=bool(stat["flags"] & 0x00200000) or stat["ppid"] == 2 or pid == 2,
+        kernel_thread=bool(stat["flags"] & PF_KTHREAD),
         task_states=_task_states(base) if stat["state"] == "Z" and threads > 1 else (),
     )
 
