@@ -4,7 +4,8 @@
 """Secrets out of everything that SGLang echoes.
 
 SGLang itself prints `api_key`, `admin_api_key` and `ssl_keyfile_password` in clear: in /server_info, in the log line
-`server_args=ServerArgs(...)` and in `launch_command`. Nothing of that may reach a result, a record or a report. Rather too
+`server_args=ServerArgs(...)` and in `launch_command`. Nothing of that may reach a result, a record or a report.
+Rather too
 much is masked than too little; a value that is not set (None, null, '') stays visible, since that is a finding.
 """
 
@@ -23,7 +24,9 @@ _NOT_SECRET = ("ssl-keyfile",)  # real options that are a prefix of a secret one
 _SHORTEST_ABBREVIATION = 2
 _SHORT_SECRET = 4
 
-_SECRET_FIELD = r"(?:[a-z0-9]+[_-])*(?:api[_-]?key|(?:auth|access|hf|bearer)[_-]token|password|passwd|secret(?:[_-][a-z]+)*)"
+_SECRET_FIELD = (
+    r"(?:[a-z0-9]+[_-])*(?:api[_-]?key|(?:auth|access|hf|bearer)[_-]token|password|passwd|secret(?:[_-][a-z]+)*)"
+)
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 _ESCAPED_QUOTED = r"\\\"(?:(?!\\\").)*\\\""
 _FIELD = re.compile(
@@ -33,14 +36,17 @@ _OPTION = re.compile(rf"(?P<option>(?<![\w-])--(?P<name>[A-Za-z][\w-]*))(?P<gap>
 _QUOTED_OPTION = re.compile(  # 'a list', 'of words': ['--api-key', 'x']
     r"(?P<option>(?P<q>[\"'])--(?P<name>[A-Za-z][\w-]*)(?P=q))(?P<gap>\s*,\s*)(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
 )
-_BEARER = re.compile(r"(?i)(?P<head>\bauthorization(?:\\?[\"'])?\s*[=:]\s*(?:\\?[\"'])?(?:bearer|basic)\s+|\bbearer\s+)[^\s\"'\\,;]+")
+_BEARER = re.compile(
+    r"(?i)(?P<head>\bauthorization(?:\\?[\"'])?\s*[=:]\s*(?:\\?[\"'])?(?:bearer|basic)\s+|\bbearer\s+)[^\s\"'\\,;]+"
+)
 _ENVIRONMENT = re.compile(rf"(?P<name>\b[A-Z][A-Z0-9_]*)(?P<gap>=)(?P<value>{_QUOTED}|[^\s\"',;]+)")
 _UNSET = ("none", "null", "", "''", '""', "true", "false")
 _SEGMENT = re.compile(r"^(?:.*KEY|KEYS|.*TOKEN|PASS|PASSPHRASE|CREDENTIALS?|.*SECRETS?.*|.*PASSWORD.*|.*PASSWD.*)$")
 
 
 def is_secret_flag(name: str) -> bool:
-    """Whether this option, or what argparse would complete it to, holds a secret. Dashes or underscores, with or without `--`."""
+    """Whether this option, or what argparse would complete it to, holds a secret. Dashes or underscores, with or
+    without `--`."""
     plain = name.lstrip("-").replace("_", "-").lower()
     if plain in SECRET_FLAGS:
         return True
@@ -52,7 +58,8 @@ def is_secret_flag(name: str) -> bool:
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret: a part of it is KEY, TOKEN, SECRET, PASSWORD or alike.
+    """Whether an environment variable of this name holds a secret: a part of it is KEY, TOKEN, SECRET, PASSWORD or
+    alike.
 
     Parts count, not substrings: TOKENIZERS_PARALLELISM and SGLANG_MAX_TOKENS are no secrets.
     """
@@ -69,7 +76,8 @@ def is_secret_name(name: str) -> bool:
 
 
 class Redactor:
-    """Masks secrets by name and by value. ``secrets`` are values known to be secret: they are masked wherever they stand."""
+    """Masks secrets by name and by value. ``secrets`` are values known to be secret: they are masked wherever they
+    stand."""
 
     def __init__(self, secrets: t.Iterable[t.Optional[str]] = ()) -> None:
         known: t.Set[str] = set()
@@ -86,14 +94,18 @@ class Redactor:
         text = _FIELD.sub(lambda m: m.group("name") + _masked(m.group("value")), text)
         for pattern in (_QUOTED_OPTION, _OPTION):
             text = pattern.sub(
-                lambda m: m.group("option") + m.group("gap") + _masked(m.group("value"))
-                if is_secret_flag(m.group("name"))
-                else m.group(0),
+                lambda m: (
+                    m.group("option") + m.group("gap") + _masked(m.group("value"))
+                    if is_secret_flag(m.group("name"))
+                    else m.group(0)
+                ),
                 text,
             )
         text = _BEARER.sub(lambda m: m.group("head") + MASK, text)
         return _ENVIRONMENT.sub(
-            lambda m: m.group("name") + "=" + _masked(m.group("value")) if is_secret_variable(m.group("name")) else m.group(0),
+            lambda m: (
+                m.group("name") + "=" + _masked(m.group("value")) if is_secret_variable(m.group("name")) else m.group(0)
+            ),
             text,
         )
 
@@ -119,7 +131,8 @@ class Redactor:
     def environment(self, environment: t.Mapping[str, str]) -> t.Dict[str, str]:
         """Environment variables: secret by their name, or known by value."""
         return {
-            name: MASK if value and is_secret_variable(name) else self.text(value) for name, value in environment.items()
+            name: MASK if value and is_secret_variable(name) else self.text(value)
+            for name, value in environment.items()
         }
 
     def data(self, value: t.Any, name: str = "") -> t.Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import (
     MASK,
     Redactor,
@@ -32,7 +33,7 @@ KEY = "sk-Very/Secret+1"
         f"Authorization: Bearer {KEY}\r\nport 1",
         f"HF_TOKEN={KEY} PORT=1",
         f"api_key: {KEY}\nport: 1",
-        f"admin_api_key: \"{KEY}\" port",
+        f'admin_api_key: "{KEY}" port',
     ],
 )
 def test_text_loses_the_secret_by_its_name_and_keeps_the_rest(text: str) -> None:
@@ -78,7 +79,19 @@ def test_a_short_secret_does_not_tear_words_apart() -> None:
 
 
 def test_argv() -> None:
-    argv = ["python3", "-m", "sglang.launch_server", "--api-key", KEY, "--admin=" + KEY, "--port", "1", "--api-key", "--tp", "2"]
+    argv = [
+        "python3",
+        "-m",
+        "sglang.launch_server",
+        "--api-key",
+        KEY,
+        "--admin=" + KEY,
+        "--port",
+        "1",
+        "--api-key",
+        "--tp",
+        "2",
+    ]
     assert Redactor().argv(argv) == [
         "python3",
         "-m",
@@ -123,17 +136,23 @@ def test_environment() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["--api-key", "api_key", "--api", "--admin", "ADMIN_API_KEY", "ssl-keyfile-password", "--ssl-keyfile-p"])
+@pytest.mark.parametrize(
+    "name", ["--api-key", "api_key", "--api", "--admin", "ADMIN_API_KEY", "ssl-keyfile-password", "--ssl-keyfile-p"]
+)
 def test_secret_flags(name: str) -> None:
     assert is_secret_flag(name)
 
 
-@pytest.mark.parametrize("name", ["--ssl-keyfile", "ssl-certfile", "--port", "--a", "api-keys", "--tokenizer-path", "ssl"])
+@pytest.mark.parametrize(
+    "name", ["--ssl-keyfile", "ssl-certfile", "--port", "--a", "api-keys", "--tokenizer-path", "ssl"]
+)
 def test_flags_that_are_no_secret(name: str) -> None:
     assert not is_secret_flag(name)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD_FILE", "APIKEY", "KEY_1"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD_FILE", "APIKEY", "KEY_1"]
+)
 def test_secret_variables(name: str) -> None:
     assert is_secret_variable(name)
 

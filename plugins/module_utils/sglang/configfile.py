@@ -1,0 +1,96 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads a `--config` file of SGLang: by PyYAML where it is installed, else the plain subset that people and we
+write."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing as t
+
+yaml: t.Any
+try:
+    import yaml
+except ImportError:
+    yaml = None
+
+_LINE = re.compile(r"""^(?P<key>[A-Za-z][\w-]*|"[^"\\]+"|'[^'\\]+')\s*:(?:\s+(?P<value>\S.*?))?\s*$""")
+_ITEM = re.compile(r"^\s*-\s+(?P<value>\S.*?)\s*$")
+_COMMENT = re.compile(r"\s+#.*$")
+_WIDE = re.compile(r"(?<!\\)((?:\\\\)*)\\U([0-9a-fA-F]{8})")
+_INTEGER = re.compile(r"^[-+]?\d+$")
+_FLOAT = re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]\d+)?$")
+
+
+class NotUnderstood(ValueError):
+    """The text is more than the subset that is read here."""
+
+
+def read_config(text: str) -> t.Optional[t.Dict[str, t.Any]]:
+    """The mapping in the file; None when it can't be understood (then what it sets is unknown, not nothing)."""
+    try:
+        data = read_subset(text) if yaml is None else yaml.safe_load(text)
+    except ValueError:
+        return None
+    except Exception as error:
+        if yaml is not None and isinstance(error, yaml.YAMLError):
+            return None
+        raise
+    if data is None:
+        return {}
+    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else None
+
+
+def read_subset(text: str) -> t.Dict[str, t.Any]:
+    """`key: <JSON or plain scalar>` a line, and lists of `- item` lines below a key. Raises NotUnderstood for the
+    rest."""
+    result: t.Dict[str, t.Any] = {}
+    open_key: t.Optional[str] = None
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#") or line.strip() == "---":
+            continue
+        item = _ITEM.match(line)
+        if item is not None and open_key is not None:
+            if result[open_key] is None:
+                result[open_key] = []
+            result[open_key].append(_scalar(item.group("value")))
+            continue
+        match = _LINE.match(line)
+        if match is None:
+            match = _LINE.match(_COMMENT.sub("", line))
+        if match is None:
+            raise NotUnderstood(line)
+        key = match.group("key").strip("\"'")
+        value = match.group("value")
+        empty = value is None or value.startswith("#")
+        open_key = key if empty else None
+        result[key] = None if value is None or empty else _scalar(value)
+    return result
+
+
+def _scalar(text: str) -> t.Any:
+    if text[0] in '"{[':
+        for candidate in (text, _COMMENT.sub("", text)):
+            try:
+                # The backslash pair before \U is kept; json knows no \U, so it becomes the character itself.
+                return json.loads(_WIDE.sub(lambda m: m.group(1) + chr(int(m.group(2), 16)), candidate))
+            except (ValueError, OverflowError):
+                continue
+        raise NotUnderstood(text)
+    plain = _COMMENT.sub("", text)
+    if plain.startswith("'"):
+        if len(plain) < 2 or not plain.endswith("'") or "'" in plain[1:-1].replace("''", ""):
+            raise NotUnderstood(text)
+        return plain[1:-1].replace("''", "'")
+    if plain[0] in "&*!|>%@`,}]?" or ": " in plain or plain.startswith("- "):
+        raise NotUnderstood(text)
+    lowered = plain.lower()
+    if lowered in ("true", "yes", "on", "false", "no", "off"):
+        return lowered in ("true", "yes", "on")
+    if lowered in ("null", "~"):
+        return None
+    if _INTEGER.match(plain):
+        return int(plain)
+    return float(plain) if _FLOAT.match(plain) else plain

@@ -1,0 +1,190 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import typing as t
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import configfile, flags
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is what SGLang reads the file with; ansible-core brings it")
+
+TABLE = OptionTable(
+    [
+        Option(("model-path", "model")),
+        Option(("enable-metrics",), values="none"),
+        Option(("strict",), values="none", toggle=True, in_config=False),
+        Option(("disable-cuda-graph",), values="none", in_config=False),
+        Option(("cuda-graph-bs",), values="many", in_config=False),
+        Option(("share",)),
+        Option(("tp-size", "tensor-parallel-size")),
+    ],
+    "test",
+)
+
+VALUES: dict[str, t.Any] = {
+    "model-path": "/models/a b: c # d",
+    "text": "quotes \" ' \\ and \u00e9 \U0001f600 \t end\n2nd line",
+    "looks-like-bool": "yes",
+    "looks-like-number": "0123",
+    "looks-like-null": "null",
+    "mem-fraction-static": 0.9,
+    "small": 1e-07,
+    "count": 128,
+    "list": [1, "two", 3.5],
+    "mapping": {"a": {"b": [1, None, True]}, "c": "\U0001f600"},
+    "flag": True,
+}
+
+
+def test_the_written_file_is_read_alike_by_yaml_and_by_our_reader() -> None:
+    text = flags.to_yaml(flags.render(VALUES).config)
+    assert text.isascii()
+    assert len(text.splitlines()) == len(VALUES)
+    by_yaml, by_subset = yaml.safe_load(text), configfile.read_subset(text)
+    # YAML 1.1 takes 1e-07 for text; SGLang makes words of all values, so nothing is lost.
+    assert by_subset == by_yaml == {**VALUES, "small": "1e-07"}
+
+
+def test_names_are_the_same_with_dashes_or_underscores() -> None:
+    assert flags.check({"mem_fraction_static": 1, "--tp-size": 2}) == {"mem-fraction-static": 1, "tp-size": 2}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        ({"config": "f.yaml"}, "config"),
+        ({"api_key": "x"}, "api_key"),
+        ({"admin-api-key": "x"}, "admin_api_key"),
+        ({"ssl_keyfile_password": "x"}, "ssl_keyfile_password"),
+        ({"tp-size": None}, "no value"),
+        ({"tp-size": 1, "tp_size": 2}, "same option"),
+        ({"tp": 1, "tensor-parallel-size": 2}, "same option"),
+        ({"a b": 1}, "no name"),
+        ({"": 1}, "no name"),
+        ({"x": float("nan")}, "not a number"),
+        ({"x": "a\0b"}, "character"),
+        ({"x": [[1]]}, "list in a list"),
+        ({"x": [None]}, "no value"),
+        ({"x": object()}, "object"),
+    ],
+)
+def test_what_cannot_be_a_configuration_is_refused_by_name(mapping: dict[str, t.Any], words: str) -> None:
+    with pytest.raises(CleanSlateError, match=words) as caught:
+        flags.check(mapping)
+    assert "'x'" not in str(caught.value) or "api" not in str(mapping)
+
+
+def test_render_without_knowledge_of_the_installed_version() -> None:
+    rendered = flags.render(
+        {"enable_metrics": True, "trust-remote-code": False, "no-strict": True, "bs": [], "x": [1, 2]}
+    )
+    assert rendered == flags.Rendered({"enable-metrics": True, "x": [1, 2]}, ("--no-strict",))
+
+
+def test_render_puts_what_a_config_file_may_not_hold_onto_the_command_line() -> None:
+    rendered = flags.render(
+        {"strict": False, "disable_cuda_graph": True, "cuda_graph_bs": [1, 2], "enable_metrics": True, "share": False},
+        TABLE,
+    )
+    assert rendered.config == {"enable-metrics": True, "share": False}
+    assert rendered.argv == ("--no-strict", "--disable-cuda-graph", "--cuda-graph-bs", "1", "2")
+    assert flags.render({"no-strict": False, "disable-cuda-graph": False}, TABLE).argv == ("--strict",)
+
+
+def test_mappings_in_a_list_become_json_since_sglang_would_write_python() -> None:
+    assert flags.render({"lora": [{"a": 1}]}).config == {"lora": ['{"a": 1}']}
+
+
+def test_to_argv() -> None:
+    assert flags.to_argv({"tp": 2, "metrics": True, "off": False, "j": {"a": 1}, "l": [1, "b"], "e": []}) == [
+        *("--tp", "2", "--metrics", "--j", '{"a": 1}', "--l", "1", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.9, "0.90"),
+        (1, "1"),
+        (128000, "128k"),
+        (131072, "128Ki"),
+        ("25.6k", 25600),
+        (True, "true"),
+        (["a"], "a"),
+        ([1, 2], ["1", "2"]),
+        ({"a": 1}, '{"a": 1.0}'),
+        (" a ", "a"),
+        (1e-05, "0.00001"),
+    ],
+)
+def test_values_of_one_meaning(one: t.Any, other: t.Any) -> None:
+    assert flags.same_value(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(0.9, 0.91), ("128k", "128Ki"), ("a", "b"), (True, 1), ("false", 0), ([1, 2], [2, 1]), ("128K", 128000)],
+)
+def test_values_of_another_meaning(one: t.Any, other: t.Any) -> None:
+    assert not flags.same_value(one, other)
+
+
+def test_differences() -> None:
+    wanted = {"model": "/m", "tp": 2, "mem_fraction_static": 0.9, "enable-metrics": False, "strict": False, "new": 1}
+    found = {
+        "model-path": "/m",
+        "tp-size": "4",
+        "mem-fraction-static": "0.90",
+        "no-strict": True,
+        "api-key": "**",
+        "old": "x",
+    }
+    assert flags.differences(wanted, found, TABLE) == [
+        flags.Difference("new", 1, None),
+        flags.Difference("old", None, "x"),
+        flags.Difference("tp-size", 2, "4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [1,\n  2]\n",
+        "a: |\n  text\n",
+        "a: &x 1\nb: *x\n",
+        "a: {b: c}\n",
+        "- 1\n",
+        "just words\n",
+        "a:\n  b: 1\n",
+        "a: !!python/object:os.system x\n",
+        'a: "open\n',
+        "a: 'it''s' x'\n",
+    ],
+)
+def test_more_than_the_subset_is_not_understood(text: str) -> None:
+    with pytest.raises(configfile.NotUnderstood):
+        configfile.read_subset(text)
+
+
+def test_the_subset_that_people_write() -> None:
+    text = (
+        "---\n# comment\nmodel-path: /models/x  # here\ntp_size: 2\nmem: 0.90\nmetrics: yes\nradix: off\n"
+        "name: 'it''s'\nlist:\n  - 1\n  - two\nempty:\n\nhash: a#b\ncolon: http://h:1\n"
+    )
+    assert configfile.read_subset(text) == yaml.safe_load(text)
+
+
+def test_a_broken_file_is_unknown_with_and_without_pyyaml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in (yaml, None):
+        monkeypatch.setattr(configfile, "yaml", module)
+        assert configfile.read_config("a: [1") is None
+        assert configfile.read_config("- 1") is None
+        assert configfile.read_config("") == {}
+        assert configfile.read_config(json.dumps("x")) is None
