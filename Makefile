@@ -2,16 +2,43 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
+# Any Python 3.9 or newer; the venvs look for their own interpreters.
 PYTHON ?= python3
+RUN = $(PYTHON) tests/tools/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine
+.PHONY: help venv engine system gates unit test full demo clean clean-cache
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: ## relaunch a real SGLang twice on this machine and ask it something
+	@$(PYTHON) scripts/demo.py
+
+test: system venv engine ## gates, unit tests and one scenario per promise
+	@$(RUN) test
+
+full: system venv engine ## everything; SHARD=K/N runs one part
+	@$(RUN) full $(if $(SHARD),--shard $(SHARD))
+
+gates: venv ## sanity, lint, types, docs, changelog, build and install
+	@$(RUN) gates
+
+unit: venv ## unit and case tests on both ansible-cores
+	@$(RUN) unit
 
 venv: ## make the Ansible venvs (core 2.19 and 2.21) in the cache
 	@$(PYTHON) scripts/bootstrap.py venv
 
 engine: ## install the CPU SGLang and the tiny model into the cache
 	@$(PYTHON) scripts/bootstrap.py engine
+
+system: ## install the system packages of the tests (root, apt)
+	@$(PYTHON) scripts/system_packages.py
+
+clean: ## remove what runs left in the checkout
+	@rm -rf build tests/output tests/integration/inventory .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis cleanslate-sglang-*.tar.gz
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+clean-cache: ## remove the venvs, the engine and the model as well
+	@rm -rf "$$($(PYTHON) scripts/bootstrap.py cache-dir)"

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Make what a checkout needs and git doesn't hold: the Ansible venvs, and a real SGLang for the CPU with a tiny model.
 
-Everything lands outside of the checkout, in ``$CLEANSLATE_CACHE`` (default ``~/.cache/cleanslate``).  A directory's name ends in
-a hash of what it was made from, its stamp is written last, and a link with the plain name points to the current one:
+Everything lands outside of the checkout, in ``$CLEANSLATE_CACHE`` (default ``~/.cache/cleanslate``).  A directory's
+name ends in a hash of what it was made from, its stamp is written last, and a link with the plain name points to the
+current one:
 
     venv-2.19 -> venv-2.19-<hash>     ansible-core 2.19 on Python 3.11 with the test tools
     venv-2.21 -> venv-2.21-<hash>     ansible-core 2.21 on Python 3.12 or newer; skipped where there is none
@@ -88,12 +89,14 @@ def _candidates(version: str) -> Iterator[str]:
         if os.access(path, os.X_OK):
             yield path
     pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser()
-    for path in sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True):
-        yield str(path)
+    for found in sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True):
+        yield str(found)
 
 
 def _probe(path: str, version: str) -> Interpreter | None:
-    """The interpreter behind ``path``, or None where it does not start: a pyenv shim is a file even if its Python is gone."""
+    """The interpreter behind ``path``, or None where it does not start: a pyenv shim is a file even if its Python is
+    gone.
+    """
     code = "import ensurepip, sys, venv; print(*sys.version_info[:3], sys.executable)"
     try:
         done = subprocess.run(
@@ -159,21 +162,20 @@ def run_logged(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env
         )
     try:
-        while True:
+        while process.returncode is None:
+            elapsed_s = time.monotonic() - started
+            if elapsed_s > deadline_s:
+                raise BootstrapError(f"{label}: no end after {deadline_s:.0f} s; log: {log}")
             try:
-                code = process.wait(timeout=every_s)
-                break
+                process.wait(timeout=every_s)
             except subprocess.TimeoutExpired:
-                elapsed_s = time.monotonic() - started
-                if elapsed_s > deadline_s:
-                    raise BootstrapError(f"{label}: no end after {deadline_s:.0f} s; log: {log}") from None
-                progress(f"{label}: {elapsed_s:.0f} s, {tree_mb(grows):.0f} MB so far")
+                progress(f"{label}: {time.monotonic() - started:.0f} s, {tree_mb(grows):.0f} MB so far")
     finally:
         if process.returncode is None:
             end_group(process)
-    if code:
+    if process.returncode:
         tail = log.read_text(errors="replace").splitlines()[-15:]
-        raise BootstrapError("\n".join([f"{label}: exit status {code}; the end of {log}:", *tail]))
+        raise BootstrapError("\n".join([f"{label}: exit status {process.returncode}; the end of {log}:", *tail]))
 
 
 def progress(text: str) -> None:
@@ -223,9 +225,11 @@ def point(link: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def built_once(name: str, key: str) -> Iterator[Path | None]:
-    """Yield an empty directory's path to build ``name`` in, or None where it is complete; then stamp it and point the link.
+    """Yield an empty directory's path to build ``name`` in, or None where it is complete; then stamp it and point the
+    link.
 
-    A venv can't be moved, so it is built in its final place; a directory without a stamp is a build that broke, and goes.
+    A venv can't be moved, so it is built in its final place; a directory without a stamp is a build that broke, and
+    goes.
     """
     cache = cache_dir()
     target = cache / f"{name}-{key}"
@@ -246,14 +250,21 @@ def built_once(name: str, key: str) -> Iterator[Path | None]:
 
 
 def pip_install(venv: Path, label: str, arguments: Sequence[str]) -> None:
-    """Install into a venv; pip's downloads are kept inside of it while they come in, so that the progress line sees them."""
+    """Install into a venv; pip's downloads are kept inside of it while they come in, so that the progress line sees
+    them.
+    """
     scratch = venv / ".tmp"
     scratch.mkdir(exist_ok=True)
     log = cache_dir() / f"{venv.name}.log"
     argv = [str(venv / "bin/python"), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
     try:
         run_logged(
-            argv, label=label, log=log, grows=venv, deadline_s=PIP_DEADLINE_S, env={**os.environ, "TMPDIR": str(scratch)}
+            argv,
+            label=label,
+            log=log,
+            grows=venv,
+            deadline_s=PIP_DEADLINE_S,
+            env={**os.environ, "TMPDIR": str(scratch)},
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

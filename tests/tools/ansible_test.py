@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run ansible-test on a plain checkout:  ansible_test.py CORE sanity --local ...  (CORE: 2.19 or 2.21)
 
-ansible-test insists on a path .../ansible_collections/NAMESPACE/NAME and resolves links.  So the checkout is bind-mounted there, in
-a private mount namespace (as a plain user: in a user namespace as well).  The same namespace gives it an output directory of its own,
-so that two cores can run side by side, and a get-pip stand-in in its download cache; nothing of the user's is touched.
+ansible-test insists on a path .../ansible_collections/NAMESPACE/NAME and resolves links.  So the checkout is
+bind-mounted there, in a private mount namespace (as a plain user: in a user namespace as well).  The same namespace
+gives it an output directory of its own, so that two cores can run side by side, and a get-pip stand-in in its download
+cache; nothing of the user's is touched.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / ".collections"))
 
-from scripts.bootstrap import cache_dir, find_interpreter  # noqa: E402
+from ansible_collections.cleanslate.sglang.scripts.bootstrap import cache_dir, find_interpreter  # noqa: E402
 
 # Targets run Python 3.9 and newer: compile and import are tested on each of these that this machine has.
 TARGET_PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 
-# $0 checkout, $1 where it is mounted, $2 output directory, $3 download cache, $4 where that is mounted; then the command
+# $0 checkout, $1 where it is mounted, $2 output directory, $3 download cache, $4 where that is mounted; the command
 MOUNT_AND_RUN = """
-mount --bind "$3" "$4" && mount --bind "$0" "$1" && mount --bind "$2" "$1/tests/output" && cd "$1" && shift 4 && exec "$@"
+set -e
+mount --bind "$3" "$4"
+mount --bind "$0" "$1"
+mount --bind "$2" "$1/tests/output"
+cd "$1"
+shift 4
+exec "$@"
 """
 
 
 def link_interpreters(directory: Path) -> None:
-    """Fill ``directory`` with links to the Pythons that really run; ansible-test trips over pyenv's shims for absent ones."""
+    """Fill ``directory`` with links to the Pythons that really run; ansible-test trips over pyenv's shims for absent
+    ones.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for version in TARGET_PYTHONS:
         found = find_interpreter([version])
@@ -47,7 +56,9 @@ def get_pip_name(venv: Path) -> str:
     source = next(venv.glob("lib/python*/site-packages/ansible_test/_internal/python_requirements.py")).read_text()
     found = re.search(r"""\bpip=['"]([0-9.]+)['"]""", source)
     if found is None:
-        raise SystemExit(f"error: {venv}: can't tell which get-pip.py ansible-test wants: its python_requirements.py has changed")
+        raise SystemExit(
+            f"error: {venv}: can't tell which get-pip.py ansible-test wants: its python_requirements.py has changed"
+        )
     return "get_pip_{}.py".format(found[1].replace(".", "_"))
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Stands in for get-pip.py, which ansible-test would load from a server of its own for each sanity test's venv.
 
-ansible_test.py puts it where ansible-test looks for an earlier download.  It takes the interpreter's bundled pip and then installs
-what was asked for from the configured package index.
+ansible_test.py puts it where ansible-test looks for an earlier download.  It takes the interpreter's bundled pip and
+then installs what was asked for from the configured package index.
 """
 
 from __future__ import annotations
