@@ -21,7 +21,8 @@ options:
     default: []
   expected_gpus:
     description:
-      - How many GPUs the host must show. Another number is a problem, since a GPU that fell off the bus is simply not counted.
+      - How many GPUs the host must show. Another number is a problem, since a GPU that fell off the bus is simply not
+        counted.
       - With V(0) the host is one without GPUs, and no GPU is asked for.
       - If not specified, the number is not judged.
     type: int
@@ -32,7 +33,8 @@ options:
     default: 10
   device_major:
     description:
-      - The major device number of the GPU nodes (C(/dev/nvidia0) and so on). It is fixed in the driver; other values serve tests.
+      - The major device number of the GPU nodes (C(/dev/nvidia0) and so on). It is fixed in the driver; other values
+        serve tests.
     type: int
     default: 195
   proc_root:
@@ -56,7 +58,8 @@ options:
     default: /var/lib/cleanslate
   unit:
     description:
-      - The systemd unit that runs the server, for example V(sglang-main.service). If not specified, the record of the launch names it.
+      - The systemd unit that runs the server, for example V(sglang-main.service). If not specified, the record of the
+        launch names it.
     type: str
   port:
     description:

@@ -13,11 +13,11 @@ from ..model import ShmFile
 
 
 def remove_leftover(shm_path: str, file: ShmFile) -> t.Optional[str]:
-    """Unlink ``file`` from ``shm_path``; return None, or why it was left alone. A file that is gone already is no error.
+    """Unlink ``file`` from ``shm_path``; return None, or why it was left alone. One that is gone already is no error.
 
-    We are root in a directory that everybody may write to, so names are not trusted: the directory is opened once and not
-    through a symbolic link, and only a regular file with the judged device, inode and owner is unlinked, relative to
-    that open directory. Names in subdirectories are refused: SGLang makes none.
+    We are root in a directory that everybody may write to, so names are not trusted: the directory is opened once and
+    not through a symbolic link, and only a regular file with the judged device, inode and owner is unlinked, relative
+    to that open directory. Names in subdirectories are refused: SGLang makes none.
     """
     if "/" in file.name or file.name in ("", ".", "..") or "\0" in file.name:
         return f"{file.name!r} is not a plain file name"

@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which files of a dead server may be removed from /dev/shm. Everything that is not surely such a file is only reported."""
+"""Which files of a dead server may be removed from /dev/shm: only those that surely are such; others are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ..model import ShmFile
 
-# Names that carry their creator's pid. Before 0.5.14 SGLang's segments were called psm_*, as those of any Python program.
+# Names that carry their creator's pid. Before 0.5.14 SGLang's segments were called psm_*, as those of any Python
+# program.
 _STAMPED = re.compile(r"^(?:sgl_shm_(?:mm|mq|nodecheck|sync)_\d+_|multi_tokenizer_args_\d+$|sem\.loky-\d+-)")
 _UNSTAMPED = re.compile(r"^(?:sglang_loads_|sglang_host_pool_|nccl-|sem\.)")
 
@@ -29,8 +30,8 @@ def judge_leftover(
 ) -> Leftover:
     """Judge one file of /dev/shm.
 
-    A file whose name carries its creator's pid may go when that process is dead and nobody maps or has open the file. One
-    of SGLang's names without a pid may go when nobody maps or has it open, it belongs to the server's user
+    A file whose name carries its creator's pid may go when that process is dead and nobody maps or has open the file.
+    One of SGLang's names without a pid may go when nobody maps or has it open, it belongs to the server's user
     (``server_uid``), and it was last written before the leader's death (``leader_died_at``, seconds since the epoch).
     Nothing may go after a scan that could not see every process.
     """

@@ -15,7 +15,7 @@ _TITLE_LENGTH = 80
 
 def judge_ports(
     uses: t.Optional[t.Sequence[PortUse]], ports: t.Sequence[int], processes: t.Optional[t.Mapping[int, Process]] = None
-) -> t.Tuple[Reason, ...]:
+) -> tuple[Reason, ...]:
     """What stands against these ports; nothing where they are free.
 
     A socket that listens makes a port busy (required, ``port_busy``). TIME_WAIT keeps nobody from listening. Any other
@@ -23,7 +23,7 @@ def judge_ports(
     outgoing connection can sit on a port that NCCL or ZMQ wants. ``uses`` None: nobody could look (required,
     ``ports_unknown``). ``processes`` gives names to the owners.
     """
-    reasons: t.List[Reason] = []
+    reasons: list[Reason] = []
     for port in dict.fromkeys(ports):
         subject = f"port {port}"
         if uses is None:
@@ -38,7 +38,9 @@ def judge_ports(
             message = f"TCP port {port} is busy: {_owners(listening, processes or {})} listens on {addresses}"
             reasons.append(Reason("port_busy", message, subject))
         if connected:
-            reasons.append(Reason("port_in_use_by_connection", _connections(port, connected, processes or {}), subject, "advisory"))
+            reasons.append(
+                Reason("port_in_use_by_connection", _connections(port, connected, processes or {}), subject, "advisory")
+            )
     return tuple(reasons)
 
 
@@ -57,7 +59,7 @@ def program_of(process: Process) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _script(words: t.Sequence[str]) -> t.List[str]:
+def _script(words: t.Sequence[str]) -> list[str]:
     """``-m module`` or the script's path after a Python interpreter's own options."""
     for position, word in enumerate(words):
         if word == "-m":

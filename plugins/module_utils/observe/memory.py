@@ -36,9 +36,9 @@ def _read(path: str) -> t.Optional[bytes]:
         return None
 
 
-def _counters(data: bytes) -> t.Dict[str, t.Tuple[int, bool]]:
+def _counters(data: bytes) -> dict[str, tuple[int, bool]]:
     """``{name: (number, has unit kB)}`` of the lines ``Name:  123 kB``; of a name that comes twice, the first."""
-    found: t.Dict[str, t.Tuple[int, bool]] = {}
+    found: dict[str, tuple[int, bool]] = {}
     for line in data.splitlines():
         match = _LINE.match(line)
         if match:
@@ -94,7 +94,7 @@ def read_meminfo(proc: str = "/proc") -> HostMemory:
 
 
 def _plausible_available(memory: HostMemory) -> t.Optional[int]:
-    """MemAvailable, or MemFree where 'available' exceeds the total (half-virtualised containers; procps does the same)."""
+    """MemAvailable, or, like procps, MemFree where it exceeds the total (half-virtualised containers)."""
     available, total, free = memory.mem_available_mib, memory.mem_total_mib, memory.mem_free_mib
     if available is None or total is None or available <= total:
         return available
@@ -171,16 +171,16 @@ def _unescape(field: bytes) -> str:
 
 
 def _rebase(point: str, sys: str) -> t.Optional[str]:
-    """Where a mount point below /sys is found when ``sys`` stands for /sys; None where a recorded tree can't hold it."""
+    """Where a mount point is found when ``sys`` stands for /sys; None where a recorded tree can't hold it."""
     if point == "/sys" or point.startswith("/sys/"):
         return sys + point[len("/sys") :]
     return point if sys == "/sys" else None
 
 
-def _mounts(mountinfo: bytes, sys: str) -> t.Tuple[t.List[_Mount], t.List[_Mount]]:
+def _mounts(mountinfo: bytes, sys: str) -> tuple[list[_Mount], list[_Mount]]:
     """The cgroup2 mounts, and the cgroup v1 mounts that carry the memory controller."""
-    unified: t.List[_Mount] = []
-    memory: t.List[_Mount] = []
+    unified: list[_Mount] = []
+    memory: list[_Mount] = []
     for line in mountinfo.split(b"\n"):
         before, separator, after = line.partition(b" - ")
         left, right = before.split(b" "), after.split(b" ")
@@ -197,8 +197,8 @@ def _mounts(mountinfo: bytes, sys: str) -> t.Tuple[t.List[_Mount], t.List[_Mount
     return unified, memory
 
 
-def _own_paths(cgroup: bytes) -> t.Tuple[t.Optional[str], t.Optional[str]]:
-    """Our cgroup in the unified hierarchy and in v1's memory hierarchy, from /proc/self/cgroup (``id:controllers:path``)."""
+def _own_paths(cgroup: bytes) -> tuple[t.Optional[str], t.Optional[str]]:
+    """Our cgroup in the unified and in v1's memory hierarchy, from /proc/self/cgroup (``id:controllers:path``)."""
     unified = memory = None
     for line in cgroup.split(b"\n"):
         parts = line.split(b":", 2)
@@ -211,7 +211,7 @@ def _own_paths(cgroup: bytes) -> t.Tuple[t.Optional[str], t.Optional[str]]:
     return unified, memory
 
 
-def _levels(mount: _Mount, path: str) -> t.Optional[t.List[str]]:
+def _levels(mount: _Mount, path: str) -> t.Optional[list[str]]:
     """Our cgroup's path below the mount and those of its ancestors, ours first, the mount's root (``/``) last.
 
     A bind mount shows one cgroup as its root (Docker with v1: root ``/docker/ID``). None: our cgroup lies outside of
@@ -228,8 +228,8 @@ def _levels(mount: _Mount, path: str) -> t.Optional[t.List[str]]:
     return ["/" + "/".join(parts[:length]) for length in range(len(parts), -1, -1)]
 
 
-def _limit_file(directory: str, name: str) -> t.Tuple[t.Optional[int], bool]:
-    """``(bytes or None, readable)``. An absent file sets no limit: the root has none, nor has a level without the controller."""
+def _limit_file(directory: str, name: str) -> tuple[t.Optional[int], bool]:
+    """``(bytes or None, readable)``. Absent, as in the root or without the controller, is no limit."""
     try:
         with open(os.path.join(directory, name), "rb") as stream:
             text = stream.read(64).strip()
@@ -245,7 +245,7 @@ def _limit_file(directory: str, name: str) -> t.Tuple[t.Optional[int], bool]:
     return (None if number >= _NO_LIMIT_BYTES else number), True
 
 
-def _stat_numbers(directory: str) -> t.Optional[t.Dict[bytes, int]]:
+def _stat_numbers(directory: str) -> t.Optional[dict[bytes, int]]:
     data = _read(os.path.join(directory, "memory.stat"))
     if data is None:
         return None
@@ -282,9 +282,9 @@ def _level(directory: str, version: int) -> _Level:
 def read_cgroup_limit(proc: str = "/proc", sys: str = "/sys") -> CgroupLimit:
     """The memory limit that binds the calling process first, of all levels above it that can be seen.
 
-    cgroup v2 (the lower of memory.max and memory.high), v1's memory controller, and hybrid hosts, where the controller is
-    in one of the two. ``headroom`` is limit - current + active_file + inactive_file. Of several limits the one with the
-    least headroom is told: a wide limit of a slice that is shared can bind before a narrow one.
+    cgroup v2 (the lower of memory.max and memory.high), v1's memory controller, and hybrid hosts, where the controller
+    is in one of the two. ``headroom`` is limit - current + active_file + inactive_file. Of several limits the one with
+    the least headroom is told: a wide limit of a slice that is shared can bind before a narrow one.
 
     Inside a cgroup namespace the levels above its root are hidden (in an LXC container of Proxmox the limit sits one
     level higher): no limit seen is not a promise, and lxcfs then tells it through MemTotal and MemAvailable.
@@ -332,7 +332,7 @@ def _least_headroom(version: int, own: str, mount: _Mount, names: t.Sequence[str
     if not limited:
         return CgroupLimit(version, own, None, _mib(levels[0][1].current), None, readable=known)
 
-    def tightness(item: t.Tuple[str, _Level]) -> t.Tuple[int, int]:
+    def tightness(item: tuple[str, _Level]) -> tuple[int, int]:
         level = item[1]
         limit = level.limit or 0
         return (limit if level.headroom is None else level.headroom, limit)
@@ -359,8 +359,8 @@ def _mib(size: t.Optional[int]) -> t.Optional[int]:
 class PinnedMemory:
     """What one process keeps in RAM, in MiB; None where /proc/PID/status does not tell.
 
-    SGLang's host pool (HiCache) is registered with CUDA: it shows as RssShmem, while VmPin and VmLck stay 0 (measured on
-    an H200: 9,819,8xx kB of RssShmem per rank for a pool of 10 GB). Older drivers and other pools use the other two.
+    SGLang's host pool (HiCache) is registered with CUDA: it shows as RssShmem, while VmPin and VmLck stay 0 (measured
+    on an H200: 9,819,8xx kB of RssShmem per rank for a pool of 10 GB). Other ways of pinning show in the other two.
     """
 
     pid: int
@@ -388,8 +388,10 @@ def parse_status_memory(pid: int, title: str, data: bytes) -> PinnedMemory:
 
 
 def read_pinned(
-    processes: t.Iterable[Process], proc: str = "/proc", title_of: t.Callable[[Process], str] = lambda process: process.title
-) -> t.Tuple[PinnedMemory, ...]:
+    processes: t.Iterable[Process],
+    proc: str = "/proc",
+    title_of: t.Callable[[Process], str] = lambda process: process.title,
+) -> tuple[PinnedMemory, ...]:
     """Pinned memory of these processes, by pid. One that ended meanwhile is left out; an unreadable one has None."""
     found = []
     for process in processes:

@@ -41,13 +41,13 @@ _ROW = re.compile(
 _SOCKET = re.compile(r"^socket:\[(\d{1,20})\]$")
 
 
-def read_ports(proc: str = "/proc", ports: t.Sequence[int] = ()) -> t.Optional[t.Tuple[PortUse, ...]]:
+def read_ports(proc: str = "/proc", ports: t.Sequence[int] = ()) -> t.Optional[tuple[PortUse, ...]]:
     """All TCP sockets whose local port is one of ``ports``, with their owners where those can be seen.
 
     None if the table can't be read or holds a row that can't be understood: then nobody knows whether a port is free. A
     missing tcp6 is a host without IPv6. /proc is only searched for owners if a socket has one (TIME_WAIT has none).
     """
-    uses: t.List[PortUse] = []
+    uses: list[PortUse] = []
     for name in ("tcp", "tcp6"):
         try:
             with open(os.path.join(proc, "net", name), "rb") as stream:
@@ -65,7 +65,7 @@ def read_ports(proc: str = "/proc", ports: t.Sequence[int] = ()) -> t.Optional[t
     return tuple(dataclasses.replace(use, pids=tuple(sorted(owners.get(use.inode, ())))) for use in uses)
 
 
-def parse_table(data: bytes, ports: t.AbstractSet[int]) -> t.Optional[t.List[PortUse]]:
+def parse_table(data: bytes, ports: t.AbstractSet[int]) -> t.Optional[list[PortUse]]:
     """The rows of /proc/net/tcp or tcp6 with one of these local ports; None if a row can't be understood."""
     lines = data.split(b"\n")
     if not lines[0].lstrip().startswith(b"sl "):
@@ -103,9 +103,9 @@ def _address(digits: bytes, brackets: bool = False) -> str:
     return f"[{address}]" if brackets and address.version == 6 else str(address)
 
 
-def _owners(inodes: t.AbstractSet[int], proc: str) -> t.Dict[int, t.Set[int]]:
+def _owners(inodes: t.AbstractSet[int], proc: str) -> dict[int, set[int]]:
     """Pids by socket inode. Processes that can't be read are passed over: an owner is a help, not a proof."""
-    owners: t.Dict[int, t.Set[int]] = {}
+    owners: dict[int, set[int]] = {}
     if not inodes:
         return owners
     try:

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """/dev/shm: how much room is left, which files lie there, who made them and who still uses them.
 
-A full /dev/shm kills the next start of SGLang by SIGBUS (exit code -7), and every SIGKILL leaves segments behind, so the
-files are told one by one. Users are found by device and inode in one pass over /proc: a name can be taken by anybody, and
-the same file can be seen under another mount.
+A full /dev/shm kills the next start of SGLang by SIGBUS (exit code -7), and every SIGKILL leaves segments behind, so
+the files are told one by one. Users are found by device and inode in one pass over /proc: a name can be taken by anybody,
+and the same file can be seen under another mount.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from ..model import Problem, ShmFile, ShmReading
 from .procfs import list_pids, parse_stat
 
 _MIB = 1024 * 1024
-_Inode = t.Tuple[int, int]  # st_dev, st_ino
+_Inode = tuple[int, int]  # st_dev, st_ino
 
 # SGLang 0.5.14+ stamps its segments; loky (through joblib) its semaphores.
-_CREATOR = re.compile(r"^(?:sgl_shm_(?:mm|mq|nodecheck|sync)_(\d{1,10})_|multi_tokenizer_args_(\d{1,10})$|sem\.loky-(\d{1,10})-)")
+_CREATOR = re.compile(
+    r"^(?:sgl_shm_(?:mm|mq|nodecheck|sync)_(\d{1,10})_|multi_tokenizer_args_(\d{1,10})$|sem\.loky-(\d{1,10})-)"
+)
 _DELETED = b" (deleted)"
 _ROUNDS = 2  # a process that was started during the first pass may have inherited what its parent mapped
 _INIT_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: the inodes of the host's own namespaces
@@ -56,7 +58,7 @@ def read_shm(path: str = "/dev/shm", proc: str = "/proc") -> ShmReading:
 
 
 def _read_open(path: str, fd: int, proc: str) -> ShmReading:
-    problems: t.List[Problem] = []
+    problems: list[Problem] = []
     total = free = inodes = None
     try:
         room = os.fstatvfs(fd)
@@ -84,9 +86,9 @@ def _read_open(path: str, fd: int, proc: str) -> ShmReading:
     )
 
 
-def _list(fd: int, prefix: str, problems: t.List[Problem]) -> t.Optional[t.Dict[str, os.stat_result]]:
+def _list(fd: int, prefix: str, problems: list[Problem]) -> t.Optional[dict[str, os.stat_result]]:
     """Regular files by name. Symbolic links, sockets and the like take no room and are passed over."""
-    found: t.Dict[str, os.stat_result] = {}
+    found: dict[str, os.stat_result] = {}
     try:
         with os.scandir(fd) as entries:
             names = [entry.name for entry in entries]
@@ -107,7 +109,7 @@ def _list(fd: int, prefix: str, problems: t.List[Problem]) -> t.Optional[t.Dict[
     return found
 
 
-def _list_below(fd: int, name: str, problems: t.List[Problem]) -> t.Dict[str, os.stat_result]:
+def _list_below(fd: int, name: str, problems: list[Problem]) -> dict[str, os.stat_result]:
     below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     try:
         return _list(below, name + "/", problems) or {}
@@ -124,18 +126,18 @@ class _Users:
 
     def __init__(self, device: int, files: t.Optional[t.Mapping[str, os.stat_result]], proc: str) -> None:
         self._proc = proc
-        self._known: t.Dict[_Inode, t.Set[str]] = {}
+        self._known: dict[_Inode, set[str]] = {}
         for name, status in (files or {}).items():
             self._known.setdefault((status.st_dev, status.st_ino), set()).add(name)
         self._basenames = {os.path.basename(name) for name in files or {}}
         devices = {device} | {found[0] for found in self._known}
         self._device_ids = {f"{os.major(dev):02x}:{os.minor(dev):02x}".encode(): dev for dev in devices}
-        self._mapped: t.Dict[_Inode, t.Set[int]] = {}
-        self._opened: t.Dict[_Inode, t.Set[int]] = {}
-        self._unreadable: t.Set[int] = set()
-        self.deleted: t.Set[t.Tuple[str, int]] = set()
-        self.problems: t.List[Problem] = []
-        self._pids: t.FrozenSet[int] = frozenset()
+        self._mapped: dict[_Inode, set[int]] = {}
+        self._opened: dict[_Inode, set[int]] = {}
+        self._unreadable: set[int] = set()
+        self.deleted: set[tuple[str, int]] = set()
+        self.problems: list[Problem] = []
+        self._pids: frozenset[int] = frozenset()
         own = self._own_namespace()
         for _round in range(_ROUNDS):
             self._scan_new()
@@ -143,9 +145,9 @@ class _Users:
             self.problems.append(Problem("list processes", None, "other users' processes are hidden (hidepid)"))
         if self._unreadable:
             some = ", ".join(str(pid) for pid in sorted(self._unreadable)[:5])
-            self.problems.append(
-                Problem("read maps and fds", None, f"{len(self._unreadable)} processes could not be read (pid {some}); run as root")
-            )
+            advice = "; run as root" if os.geteuid() else ""
+            message = f"processes that could not be read: {len(self._unreadable)} (pid {some}){advice}"
+            self.problems.append(Problem("read maps and fds", None, message))
         self.complete = own and 1 in self._pids and not self._unreadable and files is not None
 
     def _scan_new(self) -> None:
@@ -186,7 +188,11 @@ class _Users:
         if self._namespace("ipc") == _INIT_IPC_NAMESPACE and self._namespace("pid") not in (None, _INIT_PID_NAMESPACE):
             # A container with the host's IPC namespace (docker run --ipc=host) has the host's /dev/shm as well.
             self.problems.append(
-                Problem("readlink ns/ipc", None, "shared memory is shared with the host, whose processes can't be seen from here")
+                Problem(
+                    "readlink ns/ipc",
+                    None,
+                    "shared memory is shared with the host, whose processes can't be seen from here",
+                )
             )
             return False
         return True
@@ -210,7 +216,7 @@ class _Users:
             return False if self.complete else None
         return True
 
-    def _stat(self, base: str) -> t.Optional[t.Dict[str, t.Any]]:
+    def _stat(self, base: str) -> t.Optional[dict[str, t.Any]]:
         try:
             with open(f"{base}/stat", "rb") as stream:
                 return parse_stat(stream.read().decode("utf-8", "replace"))
