@@ -16,7 +16,7 @@ demo: ## relaunch a real SGLang twice on this machine and ask it something
 	@$(PYTHON) scripts/demo.py
 
 test: system venv engine ## gates, unit tests and one scenario per promise
-	@$(RUN) test
+	@$(RUN) test --budget 1500
 
 full: system venv engine ## everything; SHARD=K/N runs one part
 	@$(RUN) full $(if $(SHARD),--shard $(SHARD))

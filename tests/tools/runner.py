@@ -17,13 +17,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 40
 PYTEST_CLOSING = re.compile(r"^=* ?((?:\d+ [a-z]+(?:, )?)+) in [0-9.]+s.*$", re.MULTILINE)
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 SKIP_REASON = re.compile(r"^SKIPPED \[(\d+)\] (.*)$|^(skipped: .*)$", re.MULTILINE)
 
 
@@ -112,8 +114,8 @@ def end_step(running: _Running) -> None:
             return
 
 
-def closing_line(text: str) -> str:
-    """pytest's own closing line (its counts), or nothing."""
+def closing_counts(text: str) -> str:
+    """The counts of pytest's closing line (``3 failed, 10 passed``), or nothing."""
     found = PYTEST_CLOSING.findall(text)
     return found[-1] if found else ""
 
@@ -135,10 +137,11 @@ def skip_reasons(text: str) -> list[str]:
 class Runner:
     """Runs steps two at a time (those marked ``alone`` by themselves) and prints what happens."""
 
-    def __init__(self, logs: Path, jobs: int = 2, keep_going: bool = True) -> None:
+    def __init__(self, logs: Path, jobs: int = 2, budget_s: float | None = None) -> None:
+        """``budget_s``: all steps together; a step gets what is left of it where that is less than its own deadline."""
         self.logs = logs
         self.jobs = jobs
-        self.keep_going = keep_going
+        self._ends = time.monotonic() + budget_s if budget_s else None
         self.results: list[Result] = []
         self._running: list[_Running] = []
         self._last_line = 0.0
@@ -155,8 +158,6 @@ class Runner:
                 while waiting and self._may_start(waiting[0]):
                     self._start(waiting.pop(0))
                 self._collect()
-                if not self.keep_going and any(each.outcome == "failed" for each in self.results):
-                    waiting.clear()
                 self._progress(len(waiting))
                 time.sleep(0.2)
         finally:
@@ -176,6 +177,9 @@ class Runner:
         if step.skip is not None:
             self._report(Result(step, "skipped", 0.0, step.skip, None))
             return
+        if self._ends is not None and time.monotonic() >= self._ends:
+            self._report(Result(step, "failed", 0.0, "not started: the time for the whole run is used up", None))
+            return
         log = self.logs / f"{step.name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -194,9 +198,11 @@ class Runner:
             if running.process.poll() is not None:
                 code = running.process.returncode
                 self._finish(running, "passed" if code in running.step.ok_codes else "failed", f"exit status {code}")
-            elif time.monotonic() - running.started > running.step.deadline_s:
+                continue
+            elapsed_s = time.monotonic() - running.started
+            if elapsed_s > running.step.deadline_s or (self._ends is not None and time.monotonic() > self._ends):
                 end_step(running)
-                self._finish(running, "failed", f"no end after {running.step.deadline_s:.0f} s")
+                self._finish(running, "failed", f"no end after {elapsed_s:.0f} s")
 
     def _finish(self, running: _Running, outcome: str, why: str) -> None:
         self._running.remove(running)
@@ -207,9 +213,9 @@ class Runner:
             if left:
                 text += "\nended what the step had left running:\n" + "\n".join(left) + "\n"
                 running.log.write_text(text)
-        detail = closing_line(text) or ("" if outcome == "passed" else why)
-        if outcome == "failed" and why not in detail and not why.startswith("exit status 1"):
-            detail = f"{detail}; {why}" if detail else why
+        detail = closing_counts(text) or ("" if outcome == "passed" else why)
+        if outcome == "failed" and why not in detail and not why.startswith("exit status"):
+            detail = f"{detail}; {why}"
         self._report(Result(running.step, outcome, seconds, detail, running.log))
         if outcome == "failed":
             print(f"---- from {running.log}")
@@ -244,19 +250,28 @@ def _raise_stopped(signum: int, frame: object) -> None:
     raise Stopped(f"signal {signum}")
 
 
-def summary(results: Sequence[Result], seconds: float, out: Callable[[str], object] = print) -> int:
+def counts_of(result: Result) -> Counter[str]:
+    """Passed, failed and skipped tests of a step; a step without pytest's counts is one test itself."""
+    counts: Counter[str] = Counter()
+    for number, word in COUNT.findall(result.detail):
+        counts["failed" if word.startswith("error") else word] += int(number)
+    if not counts or (result.outcome == "failed" and not counts["failed"]):
+        counts[result.outcome] += 1
+    return counts
+
+
+def summary(results: Sequence[Result], seconds: float) -> int:
     """Print the table, what was skipped and why, and the counts; returns the exit status."""
-    out("")
-    out(f"{'step':26} {'seconds':>7}  {'result':8} detail")
+    print(f"\n{'step':26} {'seconds':>7}  {'result':8} detail")
     for result in results:
-        out(f"{result.step.name:26} {result.seconds:7.0f}  {result.outcome:8} {result.detail}")
+        print(f"{result.step.name:26} {result.seconds:7.0f}  {result.outcome:8} {result.detail}")
     for result in results:
-        reasons = skip_reasons(result.log.read_text(errors="replace")) if result.log else []
-        for reason in reasons:
-            out(f"skipped in {result.step.name}: {reason}")
-    counts = {each: sum(result.outcome == each for result in results) for each in ("passed", "failed", "skipped")}
+        for reason in skip_reasons(result.log.read_text(errors="replace")) if result.log else []:
+            print(f"skipped in {result.step.name}: {reason}")
+    totals: Counter[str] = Counter()
     for result in results:
+        totals += counts_of(result)
         if result.outcome == "failed":
-            out(f"failed: {result.step.name}: {result.detail}; log: {result.log}")
-    out(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped steps in {seconds:.0f} s")
-    return 1 if counts["failed"] or not counts["passed"] else 0
+            print(f"failed: {result.step.name}: {result.detail}; log: {result.log}")
+    print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped in {seconds:.0f} s")
+    return 1 if totals["failed"] or not totals["passed"] else 0
