@@ -91,7 +91,7 @@ def check(flags: t.Mapping[str, t.Any]) -> t.Dict[str, t.Any]:
     first: t.Dict[str, str] = {}
     for key, value in flags.items():
         name = normalise(str(key))
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise CleanSlateError(f"flags: {key!r} is no name of an option; write it like 'mem-fraction-static'")
         if name == "config":
             raise CleanSlateError(
