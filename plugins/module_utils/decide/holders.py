@@ -12,26 +12,14 @@ has the device open; anything less is a visitor, and is never ended for it.
 from __future__ import annotations
 
 import typing as t
-from dataclasses import dataclass
 
 from ..model import DeviceScan, DeviceUse, Gpu, Holder, Process
+from ..snapshot import GpuHolders
 from .protected import protected_why
 
 READABLE_MAPPING = "readable mapping"
 NVML_AND_OPEN = "listed by the driver with the device open"
 NVML_SIMULATED = "listed by the simulated driver"
-
-
-@dataclass(frozen=True)
-class GpuHolders:
-    """What is known of one GPU's users. ``stale_pids``: listed by the driver, but no such living process."""
-
-    gpu_index: int
-    holders: t.Tuple[Holder, ...]
-    visitors: t.Tuple[Holder, ...]
-    suspects: t.Tuple[Holder, ...]
-    stale_pids: t.Tuple[int, ...]
-    rule_holds: t.Optional[bool]
 
 
 def find_holders(

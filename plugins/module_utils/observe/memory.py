@@ -254,10 +254,8 @@ def _stat_numbers(directory: str) -> t.Optional[dict[bytes, int]]:
 
 def _level(directory: str, version: int) -> _Level:
     """The limit of one cgroup in bytes, what it uses, and what it could still give (file pages can be reclaimed)."""
-    if version == 2:
-        limit_files, current_file, prefix = ("memory.max", "memory.high"), "memory.current", b""
-    else:
-        limit_files, current_file, prefix = ("memory.limit_in_bytes",), "memory.usage_in_bytes", b"total_"
+    limit_files = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+    current_file, prefix = ("memory.current", b"") if version == 2 else ("memory.usage_in_bytes", b"total_")
     readings = [_limit_file(directory, name) for name in limit_files]
     current, _readable = _limit_file(directory, current_file)
     limits = [limit for limit, _readable in readings if limit is not None]

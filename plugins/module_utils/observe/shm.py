@@ -4,8 +4,8 @@
 """/dev/shm: how much room is left, which files lie there, who made them and who still uses them.
 
 A full /dev/shm kills the next start of SGLang by SIGBUS (exit code -7), and every SIGKILL leaves segments behind, so
-the files are told one by one. Users are found by device and inode in one pass over /proc: a name can be taken by anybody,
-and the same file can be seen under another mount.
+the files are told one by one. Users are found by device and inode in one pass over /proc: a name can be taken by
+anybody, and the same file can be seen under another mount.
 """
 
 from __future__ import annotations

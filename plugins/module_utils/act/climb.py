@@ -1,0 +1,476 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The ladder: ask the owner, ask the leader, end the tree, end other holders; stop at the first rung that was enough.
+
+Each rung looks anew, acts on fresh evidence, and waits on events with a deadline of its own. After the last rung the
+memory of the GPUs is waited for, as long as the pinned host memory makes plausible. What happened is a report; whether
+the host is clean is not decided here.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import typing as t
+from dataclasses import dataclass, field
+
+from ..cgroups import unit_of, user_unit_of
+from ..decide.gpus import baseline_for
+from ..decide.holders import killable
+from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, select
+from ..model import Gpu, GpuReading, Process, Reason
+from ..observe import nvml
+from ..observe.look import LookOptions, look, look_with
+from ..observe.procfs import read_process, read_wchan
+from ..sglang.cmdline import is_leader
+from ..snapshot import Snapshot
+from .owners import Asked, ask_to_stop
+from .signals import Grip, Sent, grip, send, wait_ended
+
+MAX_RESPAWNS = 3
+UNPIN_S_PER_GB = 0.25  # measured on an H200: 0.22-0.24 s per GB of pinned host memory
+SETTLE_S = 0.3
+GB_PER_MIB = 2**20 / 1e9
+FOLLOW_S = 5.0  # how long ranks get to follow their leader (it ends them in 0.1-0.2 s; on an old kernel by its watchdog)
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds for each rung. ``term_hung`` holds where a process of the server is stopped (state T): it can't answer."""
+
+    stop: float = 45.0
+    term: float = 45.0
+    term_hung: float = 10.0
+    kill: float = 10.0
+    holders: float = 10.0
+
+
+@dataclass(frozen=True)
+class Stayed:
+    """Who is still there after a rung, and why."""
+
+    process: Process
+    why: str
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What one rung did. ``asked``: who was asked and how; ``left``: who went; ``stayed``: who did not."""
+
+    rung: str
+    asked: t.Tuple[t.Mapping[str, t.Any], ...]
+    left: t.Tuple[int, ...]
+    stayed: t.Tuple[Stayed, ...]
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PinnedWait:
+    """The wait for GPU memory after the last process went. ``expected_s`` is what the pinned host memory makes plausible."""
+
+    pinned_mib: int
+    expected_s: float
+    waited_s: float
+    freed: t.Optional[bool]
+    note: str
+
+
+@dataclass
+class Report:
+    """The whole climb, filled as it goes, so that a failure still tells what was done."""
+
+    rungs: t.List[Rung] = field(default_factory=list)
+    reasons: t.List[Reason] = field(default_factory=list)
+    respawns: t.List[t.Mapping[str, t.Any]] = field(default_factory=list)
+    ended: t.List[t.Mapping[str, t.Any]] = field(default_factory=list)
+    pinned: t.Optional[PinnedWait] = None
+    spared: t.Tuple[Spared, ...] = ()
+    leader_died_at: t.Optional[float] = None
+    server_uid: t.Optional[int] = None
+
+
+@dataclass
+class Climber:
+    """One eviction. ``rungs`` are the allowed ones, in their order."""
+
+    options: LookOptions
+    request: Request
+    rungs: t.Sequence[str]
+    deadlines: Deadlines
+    hung: bool = False
+    max_used_mib: int = 64
+    baselines: t.Mapping[str, int] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
+    memory: Memory = field(default_factory=Memory)
+    pinned_mib: int = 0
+    asked_by_owner: t.Set[t.Tuple[int, int]] = field(default_factory=set)
+    before: t.Optional[Snapshot] = None
+    after: t.Optional[Snapshot] = None
+
+    def look(self) -> t.Tuple[Snapshot, Selection]:
+        """Look, select, and remember who was selected: when a leader is gone, its tree can still be told."""
+        reading = self.before.reading if self.before is not None else None
+        snapshot = look(self.options) if reading is None else look_with(self.options, reading)
+        selection = select(snapshot, self.request, self.memory)
+        self.memory = self.memory.with_selection(selection)
+        if self.before is None:
+            self.before = snapshot
+        self._note(snapshot, selection)
+        return snapshot, selection
+
+    def climb(self) -> Report:
+        """Climb until nobody wanted gone is left, the rungs are used up, or something unkillable ends it."""
+        snapshot, selection = self.look()
+        acted = bool(selection.everybody) or bool(self._waiting_unit())
+        for rung in self.rungs:
+            action = self._actions().get(rung)
+            if action is None:
+                continue
+            if not selection.everybody and not (rung == "stop" and self._waiting_unit()):
+                continue
+            go_on = action(snapshot, selection)
+            snapshot, selection = self.look()
+            if not go_on:
+                break
+        self._report_stayed(selection)
+        if acted or self.pinned_mib:
+            self._wait_for_memory(snapshot)
+            snapshot, selection = self.look()
+            self._report_stayed(selection)
+        self.after = self._final_look()
+        return self.report
+
+    def plan(self) -> t.Tuple[t.Tuple[str, t.Tuple[str, ...]], ...]:
+        """What climbing would do now: (rung, who would be asked), for check mode and for people."""
+        _snapshot, selection = self.look()
+        rows: t.List[t.Tuple[str, t.Tuple[str, ...]]] = []
+        waiting = self._waiting_unit()
+        owners = tuple(f"{one.kind} {one.name} (leader {one.leader_pid})" for one in selection.owners)
+        words = {
+            "stop": owners or ((f"systemd {waiting.name}",) if waiting else ()),
+            "term": _named(selection.leaders),
+            "kill": _named(selection.leaders + selection.members),
+            "holders": _named(selection.holders),
+        }
+        for rung in self.rungs:
+            if words.get(rung):
+                rows.append((rung, words[rung]))
+        self.after = self.before
+        return tuple(rows)
+
+    # --- rungs --------------------------------------------------------------------------------------------------------
+
+    def _actions(self) -> t.Dict[str, t.Callable[[Snapshot, Selection], bool]]:
+        return {"stop": self._stop, "term": self._term, "kill": self._kill, "holders": self._end_holders}
+
+    def _stop(self, _snapshot: Snapshot, selection: Selection) -> bool:
+        waiting = self._waiting_unit()
+        owners = selection.owners or ((waiting,) if waiting else ())
+        if not owners:
+            return True
+        started = time.monotonic()
+        deadline = started + self.deadlines.stop
+        grips = _grip_all(selection.leaders + selection.members)
+        try:
+            asked = [ask_to_stop(owner, self.deadlines.stop) for owner in owners]
+            accepted = {one.owner.leader_pid for one in asked if one.accepted}
+            self.asked_by_owner |= {held.process.key for held in grips if held.process.pid in accepted}
+            ended = wait_ended(grips, deadline) if accepted else set()
+        finally:
+            _close_all(grips)
+        self._finish("stop", [_asked_row(one) for one in asked], grips, ended, started)
+        return True
+
+    def _term(self, snapshot: Snapshot, selection: Selection) -> bool:
+        leaders = [one for one in selection.leaders if one.process.key not in self.asked_by_owner]
+        if not leaders:
+            return True
+        started = time.monotonic()
+        hung = self.hung or any(one.process.state in ("T", "t") for one in selection.everybody)
+        limit = self.deadlines.term_hung if hung else self.deadlines.term
+        grips = _grip_all(leaders)
+        rest = _grip_all(selection.members)
+        try:
+            sent = [send(held, signal.SIGTERM, self._objection(leaders)) for held in grips]
+            ended = wait_ended(grips, started + limit)
+            follow = min(started + limit, time.monotonic() + FOLLOW_S)
+            ended |= wait_ended(rest, follow) if len(ended) == len(grips) else set()
+        finally:
+            _close_all(grips + rest)
+        note = "a process of the server is stopped (state T), so the short deadline holds" if hung else ""
+        self._finish("term", [_sent_row(one) for one in sent], grips + rest, ended, started, note)
+        return self._permitted(sent)
+
+    def _kill(self, _snapshot: Snapshot, selection: Selection) -> bool:
+        """SIGKILL the tree, look again, and again: a fork or a respawn may have happened in between."""
+        for _round in range(MAX_RESPAWNS + 1):
+            targets = selection.leaders + selection.members
+            if not targets:
+                return True
+            if not self._kill_once(targets):
+                return False
+            known = set(self.memory.members) | {one.key for one in self.memory.leaders}
+            time.sleep(SETTLE_S)
+            snapshot, selection = self.look()
+            fresh = [one.process for one in selection.leaders if one.process.key not in known]
+            if fresh and not self._note_respawn(snapshot, fresh):
+                return False
+        return True
+
+    def _kill_once(self, targets: t.Sequence[Target]) -> bool:
+        started = time.monotonic()
+        limit = self.deadlines.kill + self._unpin_s()
+        grips = _grip_all(targets)
+        try:
+            sent = [send(held, signal.SIGKILL, self._objection(targets)) for held in grips]
+            reached = {one.pid for one in sent if one.result == "sent"}
+            ended = wait_ended([held for held in grips if held.process.pid in reached], started + limit)
+        finally:
+            _close_all(grips)
+        rung = self._finish("kill", [_sent_row(one) for one in sent], grips, ended, started)
+        return self._permitted(sent) and not self._unkillable(rung)
+
+    def _end_holders(self, _snapshot: Snapshot, selection: Selection) -> bool:
+        targets = selection.holders
+        if not targets:
+            return True
+        started = time.monotonic()
+        grips = _grip_all(targets)
+        try:
+            sent = [send(held, signal.SIGTERM, self._still_holds) for held in grips]
+            ended = wait_ended(grips, started + self.deadlines.holders / 2)
+            rest = [held for held in grips if held.process.key not in ended]
+            sent += [send(held, signal.SIGKILL, self._still_holds) for held in rest]
+            ended |= wait_ended(rest, started + self.deadlines.holders + self._unpin_s())
+        finally:
+            _close_all(grips)
+        rung = self._finish("holders", [_sent_row(one) for one in sent], grips, ended, started)
+        return self._permitted(sent) and not self._unkillable(rung)
+
+    # --- evidence at the moment of the signal -----------------------------------------------------------------------------
+
+    def _objection(self, targets: t.Sequence[Target]) -> t.Callable[[Process], t.Optional[str]]:
+        """A leader must still be an SGLang launcher; a member's start time, already checked, is its identity."""
+        parts = {target.process.key: target.part for target in targets}
+
+        def object_to(now: Process) -> t.Optional[str]:
+            if parts.get(now.key) == "leader" and not is_leader(now.argv):
+                return f"it runs another program by now: {now.title[:120]}"
+            return None
+
+        return object_to
+
+    def _still_holds(self, now: Process) -> t.Optional[str]:
+        """A holder is ended for what it holds, so it must hold it now."""
+        reading = self.before.reading if self.before else GpuReading("none", None)
+        snapshot = look_with(self.options, reading)
+        for gpu in snapshot.gpus:
+            for holder in snapshot.holders[gpu.index].holders:
+                if holder.process is not None and holder.process.key == now.key and killable(holder):
+                    return None
+        return "it holds none of the chosen GPUs any more"
+
+    # --- what stays ---------------------------------------------------------------------------------------------------
+
+    def _note(self, snapshot: Snapshot, selection: Selection) -> None:
+        ranks = sum(one.process.rss_shmem_mib or 0 for one in selection.leaders + selection.members)
+        chosen = {one.process.key for one in selection.leaders}
+        by_flags = sum(one.pinned_gb_by_flags for one in snapshot.leaders if one.process.key in chosen)
+        self.pinned_mib = max(self.pinned_mib, ranks, int(by_flags / GB_PER_MIB) if ranks else 0)
+        self.report.spared = selection.spared
+        for leader in selection.leaders:
+            self.report.server_uid = leader.process.uid
+
+    def _unpin_s(self) -> float:
+        return self.pinned_mib * GB_PER_MIB * UNPIN_S_PER_GB
+
+    def _waiting_unit(self) -> t.Optional[Owner]:
+        """Our own unit between two respawns: nobody runs at this moment, yet systemd will start it again."""
+        from ..observe.systemd import has_systemd, read_unit
+
+        record = self.request.record
+        name = self.request.unit or (record.unit if record else None)
+        if not name or self.options.proc != "/proc" or not has_systemd():
+            return None
+        unit = read_unit(name, self.options.systemctl_deadline_s)
+        if unit is None or unit.load_state != "loaded" or unit.main_pid != 0:
+            return None
+        return Owner("systemd", name, 0, unit.restart) if unit.active_state == "activating" else None
+
+    def _finish(
+        self,
+        name: str,
+        asked: t.Sequence[t.Mapping[str, t.Any]],
+        grips: t.Sequence[Grip],
+        ended: t.Set[t.Tuple[int, int]],
+        started: float,
+        note: str = "",
+    ) -> Rung:
+        left = tuple(sorted(key[0] for key in ended))
+        stayed = tuple(
+            stay for held in grips if held.process.key not in ended and (stay := _why_still_there(held.process))
+        )
+        rung = Rung(name, tuple(asked), left, stayed, round(time.monotonic() - started, 3), note)
+        self.report.rungs.append(rung)
+        for held in grips:
+            if held.process.key in ended:
+                self.report.ended.append({"pid": held.process.pid, "title": held.process.title[:160], "rung": name})
+                if is_leader(held.process.argv):
+                    self.report.leader_died_at = time.time()
+        return rung
+
+    def _permitted(self, sent: t.Sequence[Sent]) -> bool:
+        refused = [one for one in sent if one.result == "refused"]
+        for one in refused:
+            self._reason("not_permitted", f"pid {one.pid}: {one.detail}", f"pid {one.pid}")
+        return not refused
+
+    def _unkillable(self, rung: Rung) -> bool:
+        """State D, or R with SIGKILL pending, after the deadline: nothing more that we send can help."""
+        stuck = [one for one in rung.stayed if one.process.kill_pending or one.process.state == "D"]
+        for one in stuck:
+            text = f"pid {one.process.pid} ({one.process.title[:80]}) can't be killed: {one.why}. A reboot is the next step."
+            self._reason("unkillable", text, f"pid {one.process.pid}")
+        return bool(stuck)
+
+    def _note_respawn(self, snapshot: Snapshot, fresh: t.Sequence[Process]) -> bool:
+        """Write down who came back and who brought it back; False once that happened too often."""
+        for process in fresh:
+            self.report.respawns.append(
+                {"pid": process.pid, "title": process.title[:160], "supervisor": supervisor_of(process, snapshot)}
+            )
+        if len(self.report.respawns) < MAX_RESPAWNS:
+            return True
+        last = self.report.respawns[-1]
+        text = (
+            f"the server came back {len(self.report.respawns)} times after it was killed; {last['supervisor']} restarts "
+            f"it. Stop that first."
+        )
+        self._reason("respawn", text, str(last["supervisor"]))
+        return False
+
+    def _report_stayed(self, selection: Selection) -> None:
+        stated = {reason.subject for reason in self.report.reasons}
+        for target in selection.everybody:
+            subject = f"pid {target.process.pid}"
+            stay = _why_still_there(target.process)
+            if stay is not None and subject not in stated:
+                self._reason("still_there", f"{subject} ({target.process.title[:80]}) is still there: {stay.why}", subject)
+
+    def _reason(self, code: str, message: str, subject: str, severity: str = "required") -> None:
+        self.report.reasons.append(Reason(code, message, subject, severity))
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _wait_for_memory(self, snapshot: Snapshot) -> None:
+        """Wait until the chosen GPUs are down to their limit; longer where host memory was pinned, and say so."""
+        if self.options.without_gpus or snapshot.reading.gpus is None:
+            return
+        started = time.monotonic()
+        expected = 10.0 + self._unpin_s()
+        waited_for = [gpu for gpu in snapshot.gpus if not snapshot.holders[gpu.index].holders]
+        indices = {gpu.index for gpu in waited_for}
+        while True:
+            reading = nvml.read_gpus(self.options.nvml_deadline_s, self.options.proc)
+            used = self._used_above_limit(reading, indices)
+            waited = time.monotonic() - started
+            if used is None or not used or waited >= expected:
+                break
+            time.sleep(0.25)
+        note = _memory_note(used, self.pinned_mib, expected, waited)
+        freed = None if used is None else not used
+        self.report.pinned = PinnedWait(self.pinned_mib, round(expected, 1), round(waited, 2), freed, note)
+        if used:
+            self._reason("memory_held", note, ", ".join(f"GPU {index}" for index in sorted(used)))
+        elif used is None:
+            self._reason("memory_unknown", note, "GPU memory")
+
+    def _used_above_limit(
+        self, reading: GpuReading, indices: t.Collection[int]
+    ) -> t.Optional[t.Dict[int, int]]:
+        """MiB used by GPU, where it is above the limit; None where it can't be told."""
+        if reading.gpus is None:
+            return None
+        result = {}
+        for gpu in reading.gpus:
+            if gpu.index not in indices:
+                continue
+            if gpu.memory is None or (gpu.memory.used_mib is None and not gpu.memory.unified):
+                return None
+            if self._above(gpu):
+                result[gpu.index] = gpu.memory.used_mib or 0
+        return result
+
+    def _above(self, gpu: Gpu) -> bool:
+        memory = gpu.memory
+        if memory is None or memory.unified or memory.used_mib is None:
+            return False
+        before = next((one for one in (self.before.gpus if self.before else ()) if one.index == gpu.index), None)
+        if not memory.used_excludes_reserved and before is not None and before.memory is not None:
+            # v1 counts the driver's own part, which nobody here can tell apart: clean_state says 'unknown' to it.
+            return False
+        return memory.used_mib > self.max_used_mib + baseline_for(gpu, self.baselines)
+
+    def _final_look(self) -> Snapshot:
+        return look(self.options)
+
+
+def supervisor_of(process: Process, snapshot: Snapshot) -> str:
+    """Who most likely started this process: its unit, or its parent by title."""
+    unit = unit_of(process)
+    if unit and unit.endswith(".service"):
+        return f"systemd unit {unit}"
+    user_unit = user_unit_of(process)
+    if user_unit:
+        return f"user unit {user_unit} (systemctl --user)"
+    parent = snapshot.processes.get(process.ppid)
+    return f"pid {process.ppid} ({parent.title[:120] if parent else 'gone'})"
+
+
+def _memory_note(used: t.Optional[t.Mapping[int, int]], pinned_mib: int, expected: float, waited: float) -> str:
+    pinned_gb = pinned_mib * GB_PER_MIB
+    pinned = f"; {pinned_gb:.1f} GB of host memory was pinned" if pinned_mib else ""
+    if used is None:
+        return f"the memory of the GPUs could not be read after {waited:.1f} s{pinned}"
+    if not used:
+        return f"memory free after {waited:.1f} s{pinned}"
+    held = ", ".join(f"GPU {index} {mib} MiB" for index, mib in sorted(used.items()))
+    return f"still in use after {waited:.1f} s of {expected:.1f} s: {held}{pinned}, nobody visible holds it"
+
+
+def _why_still_there(process: Process) -> t.Optional[Stayed]:
+    now = read_process(process.pid)
+    if now is None or now.key != process.key or now.dead:
+        return None
+    wchan = read_wchan(process.pid)
+    where = f", waits in {wchan}" if wchan else ""
+    pending = ", SIGKILL pending" if now.kill_pending else ""
+    return Stayed(now, f"state {now.state}{pending}{where}")
+
+
+def _grip_all(targets: t.Sequence[Target]) -> t.List[Grip]:
+    return [held for target in targets if (held := grip(target.process)) is not None]
+
+
+def _close_all(grips: t.Sequence[Grip]) -> None:
+    for held in grips:
+        held.close()
+
+
+def _named(targets: t.Sequence[Target]) -> t.Tuple[str, ...]:
+    return tuple(f"pid {one.process.pid} {one.process.title[:100]} ({one.why[0]})" for one in targets)
+
+
+def _asked_row(asked: Asked) -> t.Mapping[str, t.Any]:
+    return {
+        "what": f"stop {asked.owner.kind} {asked.owner.name}",
+        "pid": asked.owner.leader_pid,
+        "result": "accepted" if asked.accepted else "refused",
+        "detail": asked.detail,
+    }
+
+
+def _sent_row(sent: Sent) -> t.Mapping[str, t.Any]:
+    return {"what": sent.signal, "pid": sent.pid, "result": sent.result, "detail": sent.detail}

@@ -1,0 +1,370 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whom an eviction may touch, and on what evidence. Pure: a snapshot and a request in, a selection out.
+
+Nothing is selected by name alone. A leader is selected because the launch record, its unit or its port says that it is
+the server asked for (scope ``server``), or because it is an SGLang launcher on the chosen GPUs (``sglang``, ``gpu``). A
+member is selected because it descends from such a leader, was seen to do so before, lives in a cgroup that is the
+leader's own, or belongs to the session or process group that the leader itself leads, running the same interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import typing as t
+from dataclasses import dataclass, field
+
+from ..cgroups import container_of
+from ..model import Holder, Process
+from ..sglang.cmdline import worker_role
+from ..snapshot import Leader, Snapshot
+from .gpus import names_gpu
+from .holders import killable
+from .protected import protected_why
+
+SPAWN_MARK = "--multiprocessing-fork"
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """What the launch record says of the server's last launch on this boot."""
+
+    pid: t.Optional[int]
+    start_ticks: t.Optional[int]
+    sid: t.Optional[int]
+    boot_id: t.Optional[str]
+    unit: t.Optional[str]
+    port: t.Optional[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be evicted. ``devices`` empty: all GPUs."""
+
+    scope: str = "server"
+    name: t.Optional[str] = None
+    port: t.Optional[int] = None
+    unit: t.Optional[str] = None
+    record: t.Optional[RecordedLaunch] = None
+    protect: t.Tuple[str, ...] = ()
+    devices: t.Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Processes selected in earlier looks of this run: after their leader is gone, they are still the server's."""
+
+    members: t.Mapping[t.Tuple[int, int], str] = field(default_factory=dict)
+    leaders: t.Tuple[Process, ...] = ()
+
+    def with_selection(self, selection: Selection) -> Memory:
+        members = dict(self.members)
+        for target in selection.members:
+            members.setdefault(target.process.key, target.why[0])
+        known = {leader.key for leader in self.leaders}
+        fresh = tuple(target.process for target in selection.leaders if target.process.key not in known)
+        return Memory(members, self.leaders + fresh)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process that may be signalled: ``part`` is leader, member or holder; ``why`` is the evidence."""
+
+    process: Process
+    part: str
+    why: t.Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What restarts or supervises a leader: a systemd unit or a container, asked before anybody is signalled."""
+
+    kind: str
+    name: str
+    leader_pid: int
+    restart: str = ""
+
+
+@dataclass(frozen=True)
+class Spared:
+    """A process that is left alone, and why; people want to read this."""
+
+    process: Process
+    why: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Who is asked at which rung."""
+
+    leaders: t.Tuple[Target, ...] = ()
+    members: t.Tuple[Target, ...] = ()
+    holders: t.Tuple[Target, ...] = ()
+    owners: t.Tuple[Owner, ...] = ()
+    spared: t.Tuple[Spared, ...] = ()
+
+    @property
+    def everybody(self) -> t.Tuple[Target, ...]:
+        return self.leaders + self.members + self.holders
+
+
+def select(snapshot: Snapshot, request: Request, memory: t.Optional[Memory] = None) -> Selection:
+    """Choose whom an eviction may touch, from what was seen now and earlier in the run."""
+    memory = memory or Memory()
+    chosen = {leader.process.key: why for leader in snapshot.leaders if (why := _leader_why(leader, snapshot, request))}
+    leaders = [leader for leader in snapshot.leaders if leader.process.key in chosen]
+    members = _members(snapshot, leaders, request, memory)
+    holders = _holders(snapshot, request, {*chosen, *members})
+    spared: t.List[Spared] = []
+
+    def targets(part: str, found: t.Mapping[t.Tuple[int, int], t.Tuple[str, ...]]) -> t.Tuple[Target, ...]:
+        result = []
+        for (pid, _ticks), why in sorted(found.items()):
+            process = snapshot.processes[pid]
+            shield = protected_why(process, snapshot.own_pids, request.protect, snapshot.units)
+            if shield:
+                spared.append(Spared(process, shield))
+            else:
+                result.append(Target(process, part, why))
+        return tuple(result)
+
+    selection = Selection(
+        leaders=targets("leader", {key: (why,) for key, why in chosen.items()}),
+        members=targets("member", members),
+        holders=targets("holder", holders),
+    )
+    asked = {target.process.pid for target in selection.leaders}
+    owners = tuple(owner for leader in leaders if leader.process.pid in asked and (owner := owner_of(leader)))
+    return Selection(
+        selection.leaders,
+        selection.members,
+        selection.holders,
+        owners,
+        tuple(spared) + bystanders(snapshot, selection),
+    )
+
+
+def owner_of(leader: Leader) -> t.Optional[Owner]:
+    """The unit or container whose main process this leader is; None where it is nobody's, or somebody else's."""
+    if leader.owns_unit and leader.unit is not None:
+        return Owner("systemd", leader.unit.name, leader.process.pid, leader.unit.restart)
+    if leader.container and leader.container.startswith("docker:") and leader.process.nspid[-1:] == (1,):
+        return Owner("container", leader.container.partition(":")[2], leader.process.pid)
+    return None
+
+
+def bystanders(snapshot: Snapshot, selection: Selection) -> t.Tuple[Spared, ...]:
+    """Everybody who uses a chosen GPU, or is a server, and is left alone: with the reason."""
+    touched = {target.process.key for target in selection.everybody}
+    result: t.Dict[t.Tuple[int, int], Spared] = {}
+    for gpu in snapshot.gpus:
+        found = snapshot.holders[gpu.index]
+        for holder in found.holders + found.visitors + found.suspects:
+            if holder.process is not None and holder.process.key not in touched:
+                result.setdefault(holder.process.key, Spared(holder.process, _spared_why(holder)))
+    for leader in snapshot.leaders:
+        if leader.process.key not in touched:
+            why = f"another SGLang server (port {leader.port if leader.port is not None else 'unknown'})"
+            result.setdefault(leader.process.key, Spared(leader.process, why))
+    return tuple(result.values())
+
+
+def _spared_why(holder: Holder) -> str:
+    if holder.protected:
+        return holder.protected
+    words = {"holder": "holds", "visitor": "only has open", "suspect": "may hold"}[holder.role]
+    return f"{words} GPU {holder.gpu_index} ({'; '.join(holder.evidence)}), outside of the scope"
+
+
+# --- leaders ----------------------------------------------------------------------------------------------------------
+
+
+def _leader_why(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optional[str]:
+    if _of_another_container(leader, snapshot):
+        return None
+    named = _names_this_server(leader, snapshot, request)
+    if named or request.scope == "server":
+        return named
+    return _on_chosen_gpus(leader, snapshot, request)
+
+
+def _of_another_container(leader: Leader, snapshot: Snapshot) -> bool:
+    container = leader.container or ""
+    return container.startswith("lxc:") and container != snapshot.own_container
+
+
+def _names_this_server(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optional[str]:
+    record = request.record
+    if record and record.boot_id == snapshot.boot_id and leader.process.key == (record.pid, record.start_ticks):
+        return "the launch record names this process"
+    unit = request.unit or (record.unit if record else None)
+    if unit and leader.owns_unit and leader.unit is not None and leader.unit.name == unit:
+        return f"main process of {unit}"
+    port = request.port or (record.port if record else None)
+    if port is not None and leader.port == port and leader.same_network:
+        return f"its command line says port {port}"
+    return None
+
+
+def _on_chosen_gpus(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optional[str]:
+    if not request.devices:
+        return "an SGLang launcher, and all GPUs were asked for"
+    family = {leader.process.pid, *descendants(leader.process.pid, snapshot.processes)}
+    held = sorted(gpu.index for gpu in snapshot.gpus if family & _holder_pids(snapshot, gpu.index))
+    if held:
+        return "its ranks hold GPU " + ", ".join(map(str, held))
+    anywhere = any(family & _holder_pids(snapshot, index) for index in snapshot.holders)
+    if not anywhere and leader.visible_devices:
+        names = [name for name in leader.visible_devices.split(",") if name]
+        aimed = [gpu.index for gpu in snapshot.gpus if any(names_gpu(gpu, name) for name in names)]
+        if aimed:
+            return f"it starts on GPU {', '.join(map(str, aimed))} (CUDA_VISIBLE_DEVICES)"
+    return None
+
+
+def _holder_pids(snapshot: Snapshot, gpu_index: int) -> t.Set[int]:
+    return {holder.pid for holder in snapshot.holders[gpu_index].holders}
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def descendants(pid: int, processes: t.Mapping[int, Process]) -> t.List[int]:
+    """All pids below ``pid`` by parent links."""
+    children: t.Dict[int, t.List[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process.pid)
+    result: t.List[int] = []
+    queue = list(children.get(pid, ()))
+    while queue:
+        current = queue.pop()
+        if current not in result and current != pid:
+            result.append(current)
+            queue.extend(children.get(current, ()))
+    return result
+
+
+def _members(
+    snapshot: Snapshot, leaders: t.Sequence[Leader], request: Request, memory: Memory
+) -> t.Dict[t.Tuple[int, int], t.Tuple[str, ...]]:
+    found: t.Dict[t.Tuple[int, int], t.List[str]] = {}
+    leader_keys = {leader.process.key for leader in leaders}
+    foreign = _families_of_others(snapshot, leader_keys)
+
+    def add(process: Process, why: str) -> None:
+        if process.key in leader_keys or process.dead or process.key in foreign:
+            return
+        found.setdefault(process.key, []).append(why)
+
+    roots = [(leader.process.pid, "leader") for leader in leaders]
+    for key, why in memory.members.items():
+        process = snapshot.processes.get(key[0])
+        if process is not None and process.key == key:
+            add(process, why)
+            roots.append((process.pid, "member"))
+    for pid, part in roots:
+        for child in descendants(pid, snapshot.processes):
+            add(snapshot.processes[child], f"descends from {part} {pid}")
+    for leader in leaders:
+        _add_own_cgroup(snapshot, leader, add)
+    for past in {process.key: process for process in [*memory.leaders, *(one.process for one in leaders)]}.values():
+        _add_own_session(snapshot, past, add)
+    _add_recorded_session(snapshot, request, add)
+    if request.scope in ("sglang", "gpu"):
+        _add_orphans(snapshot, request, add)
+    return {key: tuple(dict.fromkeys(why)) for key, why in found.items()}
+
+
+def _families_of_others(
+    snapshot: Snapshot, leader_keys: t.Collection[t.Tuple[int, int]]
+) -> t.Set[t.Tuple[int, int]]:
+    """Other servers and all below them: no weaker evidence may reach into another server's tree."""
+    result: t.Set[t.Tuple[int, int]] = set()
+    for other in snapshot.leaders:
+        if other.process.key in leader_keys:
+            continue
+        result.add(other.process.key)
+        result.update(snapshot.processes[pid].key for pid in descendants(other.process.pid, snapshot.processes))
+    return result
+
+
+def _add_own_cgroup(snapshot: Snapshot, leader: Leader, add: t.Callable[[Process, str], None]) -> None:
+    if not leader.owns_unit or leader.unit is None:
+        return
+    own = [path for path in leader.process.cgroups if f"/{leader.unit.name}" in path]
+    for process in snapshot.processes.values():
+        if any(_below(path, top) for path in process.cgroups for top in own):
+            add(process, f"in the cgroup of {leader.unit.name}, whose main process is the leader")
+
+
+def _below(path: str, top: str) -> bool:
+    return path == top or path.startswith(top + "/")
+
+
+def _add_own_session(snapshot: Snapshot, leader: Process, add: t.Callable[[Process, str], None]) -> None:
+    """A session or group that the leader itself leads, and in it only its interpreter or SGLang's own titles.
+
+    The kernel gives out no pid that is still in use as a session or group id, so the number alone can't mislead; but a
+    shell's pipeline shares the group (``sglang serve | tee log``), so the program must be the leader's too.
+    """
+    for process in snapshot.processes.values():
+        if process.start_ticks < leader.start_ticks or process.pid == leader.pid:
+            continue
+        which = "session" if process.sid == leader.pid else "process group" if process.pgid == leader.pid else None
+        same_program = leader.exe is not None and process.exe == leader.exe
+        if which and (same_program or worker_role(process.title)):
+            add(process, f"in the {which} that leader {leader.pid} led, running the same program")
+
+
+def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:
+    """Orphans of a leader that died before this run: their session was made for this server alone, by its launch."""
+    record = request.record
+    if record is None or record.boot_id != snapshot.boot_id or record.pid is None or record.sid != record.pid:
+        return
+    for process in snapshot.processes.values():
+        if process.sid == record.sid and process.start_ticks >= (record.start_ticks or 0):
+            add(process, f"in session {record.sid}, which the launch record made for this server")
+
+
+def _add_orphans(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:
+    """Scope ``sglang``: workers without a leader, by title and, where GPUs were chosen, by holding one of them."""
+    holding = {pid for gpu in snapshot.gpus for pid in _holder_pids(snapshot, gpu.index)}
+    orphans = [
+        process for process in snapshot.processes.values() if worker_role(process.title) and _python(process)
+    ]
+    groups = {process.pgid for process in orphans if process.pid in holding}
+    for process in orphans:
+        if not request.devices:
+            add(process, f"SGLang worker {process.title} without a leader")
+        elif process.pid in holding:
+            add(process, f"SGLang worker {process.title} holds a chosen GPU")
+        elif process.pgid in groups:
+            add(process, f"SGLang worker {process.title} in the process group of one that holds a chosen GPU")
+
+
+def _python(process: Process) -> bool:
+    return process.exe is None or os.path.basename(process.exe).startswith("python")
+
+
+# --- other holders ----------------------------------------------------------------------------------------------------
+
+
+def _holders(
+    snapshot: Snapshot, request: Request, taken: t.Collection[t.Tuple[int, int]]
+) -> t.Dict[t.Tuple[int, int], t.Tuple[str, ...]]:
+    """Scope ``gpu``: whoever else holds a chosen GPU on solid evidence. A visitor never is one."""
+    found: t.Dict[t.Tuple[int, int], t.Tuple[str, ...]] = {}
+    if request.scope != "gpu":
+        return found
+    for gpu in snapshot.gpus:
+        for holder in snapshot.holders[gpu.index].holders:
+            process = holder.process
+            if process is None or process.key in taken or not killable(holder):
+                continue
+            container = container_of(process)
+            if container and container.startswith("lxc:") and container != snapshot.own_container:
+                continue
+            words = tuple(f"GPU {gpu.index}: {text}" for text in holder.evidence)
+            found[process.key] = found.get(process.key, ()) + words
+    return found

@@ -1,0 +1,169 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One look at a host: processes, GPUs, device nodes and the SGLang servers among the processes, taken together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing as t
+from dataclasses import dataclass, field
+
+from ..decide.gpus import choose_gpus
+from ..cgroups import container_of, unit_of
+from ..decide.holders import find_holders
+from ..model import DeviceScan, DeviceUse, GpuReading, Problem, Process
+from ..sglang.cmdline import is_leader, launched_flags
+from ..snapshot import Leader, Snapshot, Unit
+from ..spawn import call_bounded
+from . import nvml, procfs
+from .devices import NVIDIA_MAJOR, scan_devices
+from .systemd import has_systemd, read_unit
+
+SCAN_DEADLINE_S = 30.0
+DEFAULT_PORT = 30000
+
+
+@dataclass(frozen=True)
+class LookOptions:
+    """How to look: which GPUs, with which deadline and roots, and whom the operator protects."""
+
+    devices: t.Tuple[str, ...] = ()
+    expected_gpus: t.Optional[int] = None
+    nvml_deadline_s: float = 10.0
+    device_major: int = NVIDIA_MAJOR
+    proc: str = "/proc"
+    protect: t.Tuple[str, ...] = ()
+    systemctl_deadline_s: float = 10.0
+    extra: t.Mapping[str, t.Any] = field(default_factory=dict)
+
+    @property
+    def without_gpus(self) -> bool:
+        """A host that is declared to have no GPUs: none is asked for, and none is missed."""
+        return self.expected_gpus == 0
+
+
+NO_GPUS = GpuReading(source="none", gpus=())
+
+
+def look(options: LookOptions) -> Snapshot:
+    """Take one snapshot.
+
+    Raises:
+        UnknownDevice: a chosen GPU is not among those that the host shows.
+    """
+    reading = NO_GPUS if options.without_gpus else nvml.read_gpus(options.nvml_deadline_s, options.proc)
+    return look_with(options, reading)
+
+
+def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
+    """Like look, with a reading of the GPUs that was taken before."""
+    processes = procfs.read_processes(options.proc)
+    scan, problems = bounded_scan(processes, options)
+    gpus = reading.gpus or ()
+    chosen = () if options.without_gpus or reading.gpus is None else choose_gpus(gpus, options.devices)
+    units = {pid: unit for pid, process in processes.items() if (unit := unit_of(process))}
+    own = own_pids(processes)
+    holders = {
+        gpu.index: find_holders(gpu, scan, processes, own, options.protect, units, reading.simulated) for gpu in gpus
+    }
+    me = processes.get(os.getpid())
+    return Snapshot(
+        processes=processes,
+        reading=reading,
+        gpus=chosen,
+        scan=scan,
+        holders=holders,
+        leaders=find_leaders(processes, options),
+        units=units,
+        own_pids=own,
+        boot_id=procfs.read_boot_id(options.proc),
+        own_container=container_of(me) if me else None,
+        problems=problems,
+    )
+
+
+def bounded_scan(
+    processes: t.Mapping[int, Process], options: LookOptions
+) -> t.Tuple[DeviceScan, t.Tuple[Problem, ...]]:
+    """The device scan in a child: a stat of a descriptor on a dead file server can block for ever."""
+    started = {"processes": len(processes)}
+    called = call_bounded(
+        lambda: dataclasses.asdict(scan_devices(processes, options.proc, options.device_major)), SCAN_DEADLINE_S
+    )
+    if called.ok:
+        data = called.value
+        uses = tuple(DeviceUse(**use) for use in data["uses"])
+        return DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"]), ()
+    words = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (state {called.stuck_state}, {called.stuck_wchan})"
+    # Nobody was looked at, so everybody counts as unreadable: an empty list would read as "nobody holds anything".
+    everybody = tuple(pid for pid, process in processes.items() if not process.kernel_thread and not process.dead)
+    return DeviceScan((), everybody, started["processes"], SCAN_DEADLINE_S), (Problem("device scan", None, words),)
+
+
+def own_pids(processes: t.Mapping[int, Process]) -> t.FrozenSet[int]:
+    """This process and all its ancestors: ending one of them ends the run, or the operator's session."""
+    return frozenset([os.getpid(), *procfs.ancestors(os.getpid(), processes)])
+
+
+def find_leaders(processes: t.Mapping[int, Process], options: LookOptions) -> t.Tuple[Leader, ...]:
+    """All SGLang launchers, with their port as launched and their unit as systemd knows it."""
+    systemd = options.proc == "/proc" and has_systemd()
+    units: t.Dict[str, t.Optional[Unit]] = {}
+    result = []
+    for process in processes.values():
+        if process.dead or not is_leader(process.argv):
+            continue
+        name = unit_of(process)
+        if name is not None and systemd and name not in units:
+            units[name] = read_unit(name, options.systemctl_deadline_s)
+        result.append(_leader(process, units.get(name) if name else None, options))
+    return tuple(result)
+
+
+def _leader(process: Process, unit: t.Optional[Unit], options: LookOptions) -> Leader:
+    launched = launched_flags(process.argv, _config_reader(process, options.proc))
+    flags = launched.flags if launched else {}
+    environment = procfs.read_environment(process.pid, options.proc) or {}
+    port = flags.get("port", DEFAULT_PORT if launched and launched.complete else None)
+    return Leader(
+        process=process,
+        port=int(port) if str(port).isdigit() else None,
+        visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+        same_network=_same_network(process.pid, options.proc),
+        unit=unit,
+        container=container_of(process),
+        pinned_gb_by_flags=_pinned_by_flags(flags),
+    )
+
+
+def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
+    """GB (1e9) of host memory that the flags ask to pin: hicache-size counts for each rank (facts of SGLang >= 0.5.0)."""
+    try:
+        ranks = int(flags.get("tp-size", 1)) * int(flags.get("pp-size", 1))
+        return float(flags.get("hicache-size", 0)) * ranks if flags.get("enable-hierarchical-cache") else 0.0
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _config_reader(process: Process, proc: str) -> t.Callable[[str], t.Optional[str]]:
+    def read(path: str) -> t.Optional[str]:
+        absolute = path if path.startswith("/") else f"{_cwd(process.pid, proc)}/{path}"
+        return procfs.read_text(f"{proc}/{process.pid}/root{absolute}")
+
+    return read
+
+
+def _cwd(pid: int, proc: str) -> str:
+    try:
+        return os.readlink(f"{proc}/{pid}/cwd")
+    except OSError:
+        return ""
+
+
+def _same_network(pid: int, proc: str) -> t.Optional[bool]:
+    try:
+        return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
+    except OSError:
+        return None

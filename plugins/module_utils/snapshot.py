@@ -1,0 +1,74 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything that one look at a host found, and the parts of it that name servers and their owners. Plain values."""
+
+from __future__ import annotations
+
+import typing as t
+from dataclasses import dataclass
+
+from .model import DeviceScan, Gpu, GpuReading, Holder, Problem, Process
+
+
+@dataclass(frozen=True)
+class GpuHolders:
+    """What is known of one GPU's users. ``stale_pids``: listed by the driver, but no such living process."""
+
+    gpu_index: int
+    holders: t.Tuple[Holder, ...]
+    visitors: t.Tuple[Holder, ...]
+    suspects: t.Tuple[Holder, ...]
+    stale_pids: t.Tuple[int, ...]
+    rule_holds: t.Optional[bool]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What systemd says of a unit. ``main_pid`` 0: it has no running main process."""
+
+    name: str
+    main_pid: int
+    restart: str
+    active_state: str
+    load_state: str
+    control_group: str = ""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """A running SGLang launcher and what ties it to a port, GPUs and an owner. None: could not be read."""
+
+    process: Process
+    port: t.Optional[int]
+    visible_devices: t.Optional[str]
+    same_network: t.Optional[bool]
+    unit: t.Optional[Unit]
+    container: t.Optional[str]
+    pinned_gb_by_flags: float = 0.0
+
+    @property
+    def owns_unit(self) -> bool:
+        """Whether systemd runs this very process: only then is the unit (and its cgroup) the server's own."""
+        return self.unit is not None and self.unit.main_pid == self.process.pid
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was seen at one moment. ``gpus`` are the chosen ones; ``holders`` covers every GPU by its index."""
+
+    processes: t.Mapping[int, Process]
+    reading: GpuReading
+    gpus: t.Tuple[Gpu, ...]
+    scan: DeviceScan
+    holders: t.Mapping[int, GpuHolders]
+    leaders: t.Tuple[Leader, ...]
+    units: t.Mapping[int, str]
+    own_pids: t.FrozenSet[int]
+    boot_id: t.Optional[str]
+    own_container: t.Optional[str] = None
+    problems: t.Tuple[Problem, ...] = ()
+
+    @property
+    def simulated(self) -> bool:
+        return self.reading.simulated
