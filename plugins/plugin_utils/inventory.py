@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-Options = t.Dict[str, t.Any]
-Server = t.Dict[str, t.Any]
+Options = dict[str, t.Any]
+Server = dict[str, t.Any]
 
 _SPEC_FILE = Path(__file__).resolve().parents[2] / "roles" / "preflight" / "meta" / "argument_specs.yml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
@@ -54,12 +54,21 @@ def nearest(word: str, valid: t.Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def choice_problems(given: t.Mapping[str, t.Any], choices: t.Mapping[str, t.Sequence[str]]) -> list[str]:
+    """Values that are none of their variable's choices."""
+    return [
+        f"{name} is '{value}', but must be one of {', '.join(filter(None, choices[name]))}{nearest(str(value), choices[name])}"
+        for name, value in given.items()
+        if value not in choices[name]
+    ]
+
+
 def flag_name(name: str) -> str:
     """A flag as SGLang's own field name: ``--tp-size`` and ``tp_size`` are the same."""
     return name.lstrip("-").replace("-", "_")
 
 
-def _given(values: t.Mapping[str, t.Any]) -> t.Dict[str, t.Any]:
+def _given(values: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """Without the entries that are null: in an inventory null means 'not said'."""
     return {str(key): value for key, value in values.items() if value is not None}
 
@@ -88,7 +97,7 @@ def find(servers: t.Sequence[t.Mapping[str, t.Any]], name: str, defaults: t.Mapp
     raise KeyError(name)
 
 
-def _unknown_keys(where: str, given: t.Iterable[str], valid: t.Iterable[str], kind: str) -> t.List[str]:
+def _unknown_keys(where: str, given: t.Iterable[str], valid: t.Iterable[str], kind: str) -> list[str]:
     known = list(valid)
     return [
         f"{where}: unknown {kind} '{key}'{nearest(key, known) or '; valid are ' + ', '.join(sorted(known))}"
@@ -97,7 +106,7 @@ def _unknown_keys(where: str, given: t.Iterable[str], valid: t.Iterable[str], ki
     ]
 
 
-def _secrets(server: t.Mapping[str, t.Any]) -> t.List[str]:
+def _secrets(server: t.Mapping[str, t.Any]) -> list[str]:
     """Texts that no message may show."""
     environment = server.get("secret_environment")
     values = [server.get("api_key"), server.get("admin_api_key")]
@@ -105,7 +114,7 @@ def _secrets(server: t.Mapping[str, t.Any]) -> t.List[str]:
     return [str(value) for value in values if value not in (None, "")]
 
 
-def _type_problems(where: str, server: t.Mapping[str, t.Any]) -> t.List[str]:
+def _type_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
     """What the specification says against the types and choices. A secret of a wrong type is never quoted."""
     options = server_options()
     problems = []
@@ -128,14 +137,16 @@ def _type_problems(where: str, server: t.Mapping[str, t.Any]) -> t.List[str]:
     return problems
 
 
-def _flag_problems(where: str, flags: t.Any) -> t.List[str]:
+def _flag_problems(where: str, flags: t.Any) -> list[str]:
     if not isinstance(flags, t.Mapping):
         return []
     problems = []
     names = [flag_name(str(key)) for key in flags]
     for name in names:
         if name in _ELSEWHERE and name != "config":
-            problems.append(f"{where}: flags: '{name}' is given as the server's own '{_ELSEWHERE[name]}', not as a flag")
+            problems.append(
+                f"{where}: flags: '{name}' is given as the server's own '{_ELSEWHERE[name]}', not as a flag"
+            )
     if "config" in names:
         problems.append(f"{where}: flags: 'config' is not possible, since these flags become SGLang's --config file")
     if not {"model_path", "model"} & set(names):
@@ -145,14 +156,16 @@ def _flag_problems(where: str, flags: t.Any) -> t.List[str]:
     return problems
 
 
-def server_problems(where: str, server: t.Mapping[str, t.Any]) -> t.List[str]:
+def server_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
     """What is wrong with one server (its defaults merged in), each as one sentence that starts with ``where``."""
     problems = _unknown_keys(where, map(str, server), server_options(), "key")
     problems += _type_problems(where, server)
     problems += _flag_problems(where, server.get("flags"))
     name, port = server.get("name"), server.get("port")
     if isinstance(name, str) and not _NAME.match(name):
-        problems.append(f"{where}: name '{name}' must be letters, digits, '.', '_' and '-' and start with one of the first two")
+        problems.append(
+            f"{where}: name '{name}' must be letters, digits, '.', '_' and '-' and start with one of the first two"
+        )
     if isinstance(port, int) and not 1 <= port <= 65535:
         problems.append(f"{where}: port {port} is outside of 1 to 65535")
     gpus = server.get("gpus")
@@ -164,8 +177,8 @@ def server_problems(where: str, server: t.Mapping[str, t.Any]) -> t.List[str]:
     return problems
 
 
-def _twice(host: str, servers: t.Sequence[t.Mapping[str, t.Any]], key: str) -> t.List[str]:
-    seen: t.Dict[str, t.List[str]] = {}
+def _twice(host: str, servers: t.Sequence[t.Mapping[str, t.Any]], key: str) -> list[str]:
+    seen: dict[str, list[str]] = {}
     for position, server in enumerate(servers):
         if server.get(key) is not None:
             seen.setdefault(str(server[key]), []).append(str(server.get("name") or f"number {position}"))
@@ -176,7 +189,7 @@ def _twice(host: str, servers: t.Sequence[t.Mapping[str, t.Any]], key: str) -> t
     ]
 
 
-def host_problems(host: str, names: t.Iterable[str], values: t.Mapping[str, t.Any], needs_servers: bool) -> t.List[str]:
+def host_problems(host: str, names: t.Iterable[str], values: t.Mapping[str, t.Any], needs_servers: bool) -> list[str]:
     """What is wrong with the variables of one host. ``names``: all its variables; ``values``: those named sglang_*."""
     options = host_options()
     ours = sorted(name for name in names if name.startswith("sglang_"))
@@ -192,7 +205,7 @@ def host_problems(host: str, names: t.Iterable[str], values: t.Mapping[str, t.An
     defaults = values.get("sglang_server_defaults")
     defaults = defaults if isinstance(defaults, t.Mapping) else {}
     merged = [merge(defaults, server) for server in servers]
-    secrets: t.List[str] = []
+    secrets: list[str] = []
     for position, server in enumerate(merged):
         name = server.get("name")
         where = f"{host}: server '{name}'" if isinstance(name, str) else f"{host}: sglang_servers[{position}]"
@@ -217,13 +230,13 @@ def _listed(fleet: Fleet) -> str:
     return ", ".join(f"{host}/{name}" for host, names in fleet.items() for name in names) or "none"
 
 
-def choose(fleet: Fleet, wanted: str, every: bool) -> t.Tuple[t.Dict[str, t.List[str]], t.Optional[str]]:
+def choose(fleet: Fleet, wanted: str, every: bool) -> tuple[dict[str, list[str]], t.Optional[str]]:
     """Which servers to work on: (chosen names per host, why nothing was chosen or None).
 
     ``fleet``: the servers' names of each host in play. ``wanted``: '', NAME or HOST/NAME. More than one server is only
     chosen where ``every`` says so: a slip of the keyboard must not take a fleet down.
     """
-    nothing: t.Dict[str, t.List[str]] = {host: [] for host in fleet}
+    nothing: dict[str, list[str]] = {host: [] for host in fleet}
     host_part, _slash, name_part = wanted.rpartition("/")
     chosen = {
         host: [name for name in names if (not wanted or name == name_part) and (not host_part or host == host_part)]
@@ -250,7 +263,7 @@ def _matches(wanted: str, gpu: t.Mapping[str, t.Any]) -> bool:
     return wanted in names or wanted.lower() in names
 
 
-def gpu_indices(server: t.Mapping[str, t.Any], gpus: t.Sequence[t.Mapping[str, t.Any]]) -> t.List[int]:
+def gpu_indices(server: t.Mapping[str, t.Any], gpus: t.Sequence[t.Mapping[str, t.Any]]) -> list[int]:
     """The indices of the GPUs that a server uses, of those that the host shows."""
     if server.get("device") == "cpu":
         return []
@@ -260,7 +273,7 @@ def gpu_indices(server: t.Mapping[str, t.Any], gpus: t.Sequence[t.Mapping[str, t
 
 def gpu_problems(
     host: str, chosen: t.Sequence[str], servers: t.Sequence[t.Mapping[str, t.Any]], info: t.Mapping[str, t.Any]
-) -> t.List[str]:
+) -> list[str]:
     """What the GPUs that the host shows say against the chosen servers. ``info``: the result of gpu_info."""
     mine = [server for server in servers if server["name"] in chosen and server.get("device") != "cpu"]
     if not mine:
@@ -286,3 +299,19 @@ def gpu_problems(
                     "a GPU can only be proved clean for one server"
                 )
     return sorted(set(problems))
+
+
+def interpreter_problems(
+    host: str, paths: t.Mapping[str, str], looks: t.Sequence[t.Mapping[str, t.Any]]
+) -> list[str]:
+    """Interpreters that are not there. ``looks``: results of stat, each with the server's name as ``item``."""
+    problems = []
+    for look in looks:
+        stat = look.get("stat") or {}
+        name = str(look.get("item"))
+        named = f"{host}: server '{name}': its Python interpreter {paths.get(name)}"
+        if not stat.get("exists"):
+            problems.append(f"{named} is missing")
+        elif stat.get("isdir") or not stat.get("executable"):
+            problems.append(f"{named} can't be executed")
+    return problems

@@ -1,0 +1,100 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters over an inventory: its mistakes, the choice of servers, one server's complete settings."""
+
+from __future__ import annotations
+
+import typing as t
+
+from ansible.errors import AnsibleError, AnsibleFilterError
+
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inventory
+
+Problems = list[str]
+
+
+def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], needs_servers: bool = True) -> Problems:
+    """Every mistake in the variables of these hosts, each as one sentence."""
+    problems: Problems = []
+    for host in hosts:
+        names = [str(name) for name in hostvars[host]]
+        values = {}
+        for name in names:
+            if not name.startswith("sglang_"):
+                continue
+            try:
+                values[name] = _plain(hostvars[host][name])
+            except AnsibleError as error:
+                problems.append(f"{host}: {name}: {_cause(error)}")
+        if not problems:
+            problems += inventory.host_problems(host, names, values, needs_servers)
+    return problems
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost message, without the excerpts of files that Ansible adds."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(getattr(error, "message", "") or error).split("\n", 1)[0]
+
+
+def _plain(value: t.Any) -> t.Any:
+    """The value with every template in it resolved, so that an undefined variable shows here and not in mid-run."""
+    if isinstance(value, t.Mapping):
+        return {str(key): _plain(value[key]) for key in value}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def choice_problems(given: t.Mapping[str, t.Any], choices: t.Mapping[str, t.Sequence[str]]) -> Problems:
+    """Values that are none of their variable's choices."""
+    return inventory.choice_problems(given, choices)
+
+
+def choose_servers(
+    hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], wanted: str = "", every: bool = False
+) -> dict[str, t.Any]:
+    """The chosen servers of each host, and why none were chosen."""
+    fleet = {host: [str(server["name"]) for server in hostvars[host].get("sglang_servers", [])] for host in hosts}
+    chosen, problem = inventory.choose(fleet, wanted, every)
+    return {"chosen": chosen, "problem": problem or ""}
+
+
+def server_settings(
+    servers: t.Sequence[t.Mapping[str, t.Any]], name: str, defaults: t.Mapping[str, t.Any] | None = None
+) -> dict[str, t.Any]:
+    """The complete settings of one server."""
+    try:
+        return inventory.find(servers, name, defaults or {})
+    except KeyError:
+        raise AnsibleFilterError(f"sglang_servers has no server '{name}'") from None
+
+
+def preflight_problems(
+    gpu_info: t.Mapping[str, t.Any],
+    interpreters: t.Sequence[t.Mapping[str, t.Any]],
+    host: str,
+    chosen: t.Sequence[str],
+    servers: t.Sequence[t.Mapping[str, t.Any]],
+    defaults: t.Mapping[str, t.Any] | None = None,
+) -> Problems:
+    """What was seen on a host that speaks against its chosen servers."""
+    complete = [inventory.complete(server, defaults or {}) for server in servers]
+    problems = inventory.gpu_problems(host, chosen, complete, gpu_info)
+    paths = {server["name"]: server["python"] for server in complete}
+    return problems + inventory.interpreter_problems(host, paths, interpreters)
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, t.Callable[..., t.Any]]:
+        return {
+            "choice_problems": choice_problems,
+            "choose_servers": choose_servers,
+            "inventory_problems": inventory_problems,
+            "preflight_problems": preflight_problems,
+            "server_settings": server_settings,
+        }

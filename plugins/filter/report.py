@@ -1,0 +1,24 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters that turn results into text for people."""
+
+from __future__ import annotations
+
+import typing as t
+
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import report
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, t.Callable[..., t.Any]]:
+        return {
+            "clean_lines": report.clean_lines,
+            "failure": report.failure,
+            "inspect_lines": report.inspect_lines,
+            "relaunch_lines": report.relaunch_lines,
+            "teardown_lines": report.teardown_lines,
+            "why": report.why,
+        }

@@ -1,0 +1,478 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run tells people at its end: lines of text from the modules' results.
+
+A step that did not run, or whose module gave no result, is said to be so; nothing is taken for good because it is absent.
+"""
+
+from __future__ import annotations
+
+import typing as t
+
+from .tables import UNKNOWN, Column, cell, duration, paragraph, shortened, table
+
+Result = t.Mapping[str, t.Any]
+_LABEL = 10
+
+
+def _label(word: str) -> str:
+    return word.ljust(_LABEL)
+
+
+def _ran(result: t.Any) -> bool:
+    """Whether a module's registered result is one: not skipped, not empty."""
+    return isinstance(result, t.Mapping) and bool(result) and not result.get("skipped")
+
+
+def _list(result: Result, key: str) -> list[t.Any]:
+    value = result.get(key)
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _map(result: Result, key: str) -> Result:
+    value = result.get(key)
+    return value if isinstance(value, t.Mapping) else {}
+
+
+def _seconds(result: t.Any) -> t.Optional[float]:
+    value = result.get("seconds") if isinstance(result, t.Mapping) else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def failure(result: t.Any) -> str:
+    """Why a task failed, in one sentence: Ansible's own errors are put into words that name the way out."""
+    if not isinstance(result, t.Mapping) or not result:
+        return "it did not run"
+    text = " ".join(str(result.get("msg") or "").split())
+    output = " ".join(str(result.get(key) or "") for key in ("module_stderr", "module_stdout", "stderr")).strip()
+    everything = f"{text} {output}"
+    if result.get("unreachable"):
+        return f"unreachable: {text}"
+    if "sudo" in everything and ("not found" in everything or "No such file" in everything):
+        return "there is no sudo to become root with; connect as root and set sglang_become: false, or install sudo"
+    if "password" in everything and ("Missing" in everything or "required" in everything or "Incorrect" in everything):
+        return f"no permission to become root: {shortened(text or output, 200)}; see --ask-become-pass"
+    if "interpreter" in text or result.get("rc") == 127:
+        return f"the Python interpreter for Ansible's modules is missing: {shortened(text or output, 200)}; see ansible_python_interpreter"
+    return text or shortened(output, 300) or "it failed without a message"
+
+
+def reasons(result: t.Any, severity: t.Optional[str] = None) -> list[str]:
+    """The sentences of a result's reasons, each with its code."""
+    found = _list(result, "reasons") if isinstance(result, t.Mapping) else []
+    return [
+        f"{each.get('message')} [{each.get('code')}]"
+        for each in found
+        if isinstance(each, t.Mapping) and (severity is None or each.get("severity") == severity)
+    ]
+
+
+def why(result: t.Any) -> str:
+    """The reasons of a result in one line; where it has none, what failed."""
+    return "; ".join(reasons(result)) or failure(result)
+
+
+def who(target: t.Any) -> str:
+    """One process, unit or container as people name it."""
+    if not isinstance(target, t.Mapping):
+        return f"pid {target}" if isinstance(target, int) else cell(target)
+    name = (
+        target.get("title")
+        or target.get("unit")
+        or target.get("container")
+        or target.get("name")
+        or target.get("subject")
+    )
+    pid = target.get("pid")
+    text = f"pid {pid}" if pid is not None else ""
+    return " ".join(part for part in (text, shortened(name, 48) if name else "") if part) or cell(str(dict(target)))
+
+
+def _whys(target: t.Any) -> str:
+    reason = target.get("why") if isinstance(target, t.Mapping) else None
+    return f"{who(target)}: {reason}" if reason else who(target)
+
+
+def _used(gpu: t.Optional[Result]) -> t.Optional[int]:
+    return _map(gpu, "memory").get("used_mib") if gpu else None
+
+
+def _gpus(result: Result, key: str) -> dict[t.Any, Result]:
+    value = result.get(key)
+    value = value.get("gpus") if isinstance(value, t.Mapping) else value
+    return {gpu.get("index"): gpu for gpu in value or [] if isinstance(gpu, t.Mapping)}
+
+
+def _holders(gpu: t.Optional[Result]) -> str:
+    holders = _list(gpu, "holders") if gpu else []
+    return ", ".join(who(each) for each in holders) or "nobody seen"
+
+
+def _memory_rows(teardown: Result, clean: Result) -> list[list[t.Any]]:
+    before, after = _gpus(teardown, "before"), _gpus(teardown, "after")
+    judged = _gpus(_map(clean, "facts"), "gpus")
+    rows = []
+    for index in sorted({*before, *after, *judged}, key=str):
+        gpu = before.get(index) or after.get(index) or judged[index]
+        rows.append(
+            [
+                str(index),
+                gpu.get("name"),
+                _used(before.get(index)) if before else "-",
+                _used(after.get(index)) if after else "-",
+                _used(judged.get(index)) if judged else "-",
+                _holders(before.get(index)) if before else "-",
+            ]
+        )
+    return rows
+
+
+def gpu_lines(teardown: t.Any, clean: t.Any) -> list[str]:
+    """Used memory per GPU before, after the eviction and at the verdict; columns of steps that did not run are left out."""
+    rows = _memory_rows(teardown if _ran(teardown) else {}, clean if _ran(clean) else {})
+    if not rows:
+        return []
+    columns = [
+        Column("GPU"),
+        Column("Name", 24),
+        Column("Before MiB", right=True),
+        Column("After MiB", right=True),
+        Column("At verdict", right=True),
+        Column("Held before by", 34),
+    ]
+    told = [index for index in range(len(columns)) if any(row[index] != "-" for row in rows)]
+    return table([columns[index] for index in told], [[row[index] for index in told] for row in rows])
+
+
+def _rung_rows(teardown: Result) -> list[list[t.Any]]:
+    rows = []
+    for rung in _list(teardown, "rungs"):
+        asked, left, stayed = (_list(rung, key) for key in ("asked", "left", "stayed"))
+        rows.append(
+            [rung.get("rung"), rung.get("seconds"), len(asked), len(left), "; ".join(map(_whys, stayed)) or "nobody"]
+        )
+    return rows
+
+
+def eviction_lines(teardown: t.Any) -> list[str]:
+    """The ladder: per rung who was asked, who left and who stayed and why; then what was left alone or kept."""
+    if not _ran(teardown):
+        return [_label("Evicted") + "not done"]
+    verdict = teardown.get("verdict")
+    lines = paragraph(f"{verdict or failure(teardown)}, {cell(_seconds(teardown))} s", _label("Evicted"))
+    rows = _rung_rows(teardown)
+    if rows:
+        columns = [
+            Column("rung"),
+            Column("seconds", right=True),
+            Column("asked", right=True),
+            Column("left", right=True),
+            Column("stayed and why", 60),
+        ]
+        lines += [" " * _LABEL + line for line in table(columns, rows)]
+    ended: dict[str, None] = {}
+    for rung in _list(teardown, "rungs"):
+        ended.update(dict.fromkeys(map(who, _list(rung, "left"))))
+    for each in ended:
+        lines += paragraph(each, "ended: ", indent=_LABEL)
+    pinned = _map(teardown, "pinned")
+    if pinned.get("mib"):
+        lines += paragraph(
+            f"{cell(pinned.get('mib'))} MiB; expected to take {cell(pinned.get('expected_s'))} s, waited {cell(pinned.get('waited_s'))} s",
+            "pinned host memory: ",
+            indent=_LABEL,
+        )
+    leftovers = _map(teardown, "leftovers")
+    for key, items in (
+        ("respawned", _list(teardown, "respawns")),
+        ("left alone", _list(teardown, "bystanders")),
+        ("removed", _list(leftovers, "removed")),
+    ):
+        for item in items:
+            lines += paragraph(
+                _whys(item) if isinstance(item, t.Mapping) and "path" not in item else _path(item),
+                f"{key}: ",
+                indent=_LABEL,
+            )
+    for item in _list(leftovers, "kept"):
+        lines += paragraph(_path(item), "kept: ", indent=_LABEL)
+    return lines
+
+
+def _path(item: t.Any) -> str:
+    if not isinstance(item, t.Mapping):
+        return cell(item)
+    return f"{item.get('path')}: {item['why']}" if item.get("why") else cell(item.get("path"))
+
+
+def plan_lines(teardown: t.Any) -> list[str]:
+    """Check mode: who would be asked at which rung."""
+    if not _ran(teardown):
+        return [_label("Would") + "evict: no plan"]
+    rows = [
+        [step.get("rung"), "; ".join(map(who, _list(step, "targets"))) or "nobody"] for step in _list(teardown, "plan")
+    ]
+    if not rows:
+        return [_label("Would") + "evict nobody: nothing holds what this server needs"]
+    lines = [_label("Would") + "ask, until nobody wanted gone is left"]
+    return lines + [" " * _LABEL + line for line in table([Column("rung"), Column("whom", 76)], rows)]
+
+
+def verdict_lines(clean: t.Any, word: str = "Clean") -> list[str]:
+    """The verdict, its reasons, its warnings and from where it was seen."""
+    if not _ran(clean):
+        return [_label(word) + "not judged"]
+    verdict = clean.get("verdict")
+    if not verdict:
+        return paragraph(f"no verdict: {failure(clean)}", _label(word))
+    seen_from = f", seen from the {clean['vantage']}" if clean.get("vantage") else ""
+    simulated = ", SIMULATED GPUs" if clean.get("simulated") else ""
+    summary = f": {clean['summary']}" if clean.get("summary") else ""
+    lines = paragraph(f"{verdict}{seen_from}{simulated}{summary}", _label(word))
+    for sentence in reasons(clean):
+        lines += paragraph(sentence, "- ", indent=_LABEL)
+    for warning in _list(clean, "warnings"):
+        text = f"{warning.get('message')} [{warning.get('code')}]" if isinstance(warning, t.Mapping) else cell(warning)
+        lines += paragraph(text, "warning: ", indent=_LABEL)
+    return lines
+
+
+def launch_lines(launch: t.Any, would: bool = False) -> list[str]:
+    """What was started: the launch's id, its process and its unit."""
+    if not _ran(launch):
+        return [] if would else [_label("Launched") + "nothing"]
+    if launch.get("failed") or (not would and not launch.get("launch_id")):
+        return paragraph(failure(launch), _label("Launched"))
+    facts = [
+        f"launch {launch['launch_id']}" if launch.get("launch_id") else "",
+        f"pid {launch['pid']}" if launch.get("pid") else "",
+        cell(launch["unit"]) if launch.get("unit") else "",
+        f"configuration {shortened(launch['config_hash'], 19)}" if launch.get("config_hash") else "",
+    ]
+    lines = paragraph(
+        ", ".join(filter(None, facts)) or "a new process",
+        _label("Would" if would else "Launched") + ("start " if would else ""),
+    )
+    log = _map(launch, "record").get("log") or launch.get("log")
+    return lines + (paragraph(cell(log), "log: ", indent=_LABEL) if log and not would else [])
+
+
+def proof_lines(verify: t.Any) -> list[str]:
+    """What proves that it serves: tokens of every rank, reasoning, headroom; or the server's own error."""
+    if not _ran(verify):
+        return [_label("Proved") + "nothing"]
+    if not verify.get("ready"):
+        verdict = cell(verify.get("verdict") or "no verdict")
+        phase = f" in phase '{verify['phase']}'" if verify.get("phase") else ""
+        text = f"not serving: {verdict}{phase}: {verify.get('error') or failure(verify)}"
+        lines = paragraph(text, _label("Proved"))
+        tail = verify.get("log_tail")
+        tail = tail.splitlines() if isinstance(tail, str) else _list(verify, "log_tail")
+        return lines + [" " * _LABEL + "| " + shortened(line, 84) for line in tail[-8:]]
+    facts = []
+    for each in _list(verify, "tokens"):
+        rank = each.get("dp_rank")
+        where = f" from DP rank {rank}" if rank is not None else ""
+        facts.append(f"{cell(each.get('count'))} tokens{where} in {cell(each.get('seconds'))} s")
+    reasoning = verify.get("reasoning")
+    if isinstance(reasoning, t.Mapping):
+        facts.append("reasoning " + cell(reasoning.get("verdict") or reasoning.get("message") or _flat(reasoning)))
+    elif reasoning:
+        facts.append("reasoning is separated")
+    if verify.get("headroom_mib") is not None:
+        facts.append(f"GPU headroom {cell(verify['headroom_mib'])} MiB")
+    pid = f"pid {verify['pid']} serves on port {verify.get('port')}; " if verify.get("pid") else ""
+    return paragraph(pid + ", ".join(facts), _label("Proved"))
+
+
+def _flat(mapping: Result) -> str:
+    return ", ".join(f"{key} {cell(value)}" for key, value in mapping.items())
+
+
+def _outcome(results: Result) -> str:
+    """The last step that ran decides; a step that gave no result is a failure."""
+    verify, launch, clean, teardown = (results.get(key) for key in ("verify", "launch", "clean", "teardown"))
+    if _ran(verify):
+        return "SERVING" if verify.get("ready") is True else "FAILED: it does not serve"  # type: ignore[union-attr]
+    if _ran(launch):
+        return "FAILED: it was started, not proved" if launch.get("launch_id") else "FAILED: it was not started"  # type: ignore[union-attr]
+    if _ran(clean):
+        return (
+            "FAILED: interrupted before the start"
+            if clean.get("verdict") == "clean"
+            else f"FAILED: not clean ({clean.get('verdict') or UNKNOWN})"
+        )  # type: ignore[union-attr]
+    if _ran(teardown):
+        return "FAILED: the eviction did not succeed"
+    return "FAILED: nothing was done"
+
+
+def _times(results: Result) -> list[str]:
+    names = (("evict", "teardown"), ("judge", "clean"), ("launch", "launch"), ("prove", "verify"))
+    parts = [
+        f"{word} {cell(_seconds(results[key]))} s" for word, key in names if _seconds(results.get(key)) is not None
+    ]
+    if results.get("total_s") is not None:
+        parts.append(f"total {cell(float(results['total_s']))} s")
+    return paragraph(", ".join(parts), _label("Time")) if parts else []
+
+
+def relaunch_lines(results: Result) -> list[str]:
+    """The summary of one server's relaunch.
+
+    ``results``: host, server, check (bool), left_alone (bool), total_s, and the registered results teardown, clean,
+    launch and verify, each empty where its step did not run.
+    """
+    title = f"{results.get('server')} on {results.get('host')}"
+    if results.get("left_alone"):
+        lines = [f"{title}: SERVING, left alone: it has the wanted configuration"]
+        return lines + proof_lines(results.get("verify")) + _times(results)
+    if results.get("check"):
+        lines = [f"{title}: check mode, nothing was changed"]
+        lines += plan_lines(results.get("teardown"))
+        lines += verdict_lines(results.get("clean"), "Now")
+        return lines + launch_lines(results.get("launch"), would=True)
+    lines = [f"{title}: {_outcome(results)}"]
+    lines += gpu_lines(results.get("teardown"), results.get("clean"))
+    lines += eviction_lines(results.get("teardown"))
+    lines += verdict_lines(results.get("clean"))
+    lines += launch_lines(results.get("launch"))
+    return lines + proof_lines(results.get("verify")) + _times(results)
+
+
+def teardown_lines(results: Result) -> list[str]:
+    """The summary of one eviction. ``results``: host, server, check and the registered result teardown."""
+    teardown = results.get("teardown")
+    title = f"{results.get('server')} on {results.get('host')}"
+    if results.get("check"):
+        return [f"{title}: check mode, nothing was changed", *plan_lines(teardown)]
+    lines = [f"{title}: eviction; it certifies nothing, assert_clean.yml does"]
+    lines += gpu_lines(teardown, {}) + eviction_lines(teardown)
+    for sentence in reasons(teardown):
+        lines += paragraph(sentence, "- ", indent=_LABEL)
+    return lines
+
+
+def clean_lines(results: Result) -> list[str]:
+    """One verdict. ``results``: host, server and the registered result clean."""
+    clean = results.get("clean")
+    return [f"{results.get('server')} on {results.get('host')}", *gpu_lines({}, clean), *verdict_lines(clean)]
+
+
+def _gpu_rows(info: Result) -> list[list[t.Any]]:
+    rows: list[list[t.Any]] = []
+    for gpu in _list(info, "gpus"):
+        memory = _map(gpu, "memory")
+        used = f"{cell(memory.get('used_mib'))} / {cell(memory.get('total_mib'))}"
+        first: list[t.Any] = [str(gpu.get("index")), gpu.get("name"), used]
+        people = [
+            [str(each.get("pid")), role, shortened(each.get("title"), 60), duration(each.get("age_s")), _evidence(each)]
+            for role, key in (("holder", "holders"), ("visitor", "visitors"), ("suspect", "suspects"))
+            for each in _list(gpu, key)
+            if isinstance(each, t.Mapping)
+        ]
+        for problem in _list(gpu, "errors"):
+            people.append(["-", "error", f"{problem.get('call')}: {problem.get('message')}", "", ""])
+        for person in people or [["-", "", "nobody seen", "", ""]]:
+            rows.append([*first, *person])
+            first = ["", "", ""]
+    return rows
+
+
+def _evidence(holder: Result) -> str:
+    protected = f"protected: {holder['protected']}; " if holder.get("protected") else ""
+    return protected + "; ".join(map(cell, _list(holder, "evidence")))
+
+
+def _host_line(host: str, info: Result) -> list[str]:
+    if info.get("gpus") is None:
+        problems = "; ".join(cell(each.get("message")) for each in _list(info, "problems")) or failure(info)
+        return paragraph(f"{host}: GPUs unknown: {problems}")
+    scan = _map(info, "scan")
+    blind = len(_list(scan, "unreadable_pids"))
+    parts = [
+        f"{len(_list(info, 'gpus'))} GPUs{' (SIMULATED)' if info.get('simulated') else ''}",
+        f"driver {cell(info.get('driver_version'))}, by {cell(info.get('source'))}",
+        f"{cell(scan.get('processes'))} processes looked at" + (f", {blind} of them unreadable" if blind else ""),
+    ]
+    problems = [cell(each.get("message")) for each in _list(info, "problems") if isinstance(each, t.Mapping)]
+    lines = paragraph(f"{host}: " + "; ".join(parts))
+    for problem in problems:
+        lines += paragraph(problem, "problem: ", indent=2)
+    return lines
+
+
+def _server_lines(servers: Result) -> list[str]:
+    found = _list(servers, "servers")
+    if not found:
+        return [
+            "Servers: none seen"
+            if _ran(servers) and not servers.get("failed")
+            else f"Servers: unknown: {failure(servers)}"
+        ]
+    lines = ["Servers"]
+    for server in found:
+        leader = _map(server, "leader")
+        facts = [
+            f"pid {leader.get('pid')}",
+            f"port {server.get('port') or UNKNOWN}",
+            f"GPUs {','.join(map(str, _list(server, 'gpus'))) or 'none'}",
+            cell(server.get("unit") or server.get("container") or "no unit"),
+            f"version {cell(server.get('version'))}",
+            "launched by Clean Slate" if server.get("launched_by_us") else "launched by others",
+        ]
+        lines += paragraph(", ".join(facts), f"  {server.get('name') or '(unnamed)'}: {server.get('state')}: ")
+        flags = _map(server, "flags")
+        if flags:
+            lines += paragraph(
+                " ".join(f"{key}={cell(value).replace(' ', '')}" for key, value in sorted(flags.items())),
+                "flags: ",
+                indent=4,
+            )
+    for orphan in _list(servers, "orphans"):
+        lines += paragraph(who(orphan), "orphan: ", indent=2)
+    return lines
+
+
+def _ram_lines(memory: Result) -> list[str]:
+    info = _map(memory, "meminfo")
+    if not info:
+        return paragraph(f"unknown: {failure(memory)}", "RAM: ")
+    cgroup = _map(memory, "cgroup")
+    limit = f"; container limit {cell(cgroup['limit_mib'])} MiB" if cgroup.get("limit_mib") is not None else ""
+    shm = _map(memory, "shm")
+    lines = paragraph(
+        f"{cell(memory.get('available_mib'))} MiB available of {cell(info.get('mem_total_mib'))}; page cache {cell(info.get('cached_mib'))}; "
+        f"pinned by SGLang {cell(memory.get('pinned_mib'))}; swap free {cell(info.get('swap_free_mib'))}; "
+        f"hugepages {cell(info.get('hugepages_mib'))} MiB{limit}",
+        "RAM: ",
+    )
+    lines += paragraph(f"{cell(shm.get('free_mib'))} of {cell(shm.get('total_mib'))} MiB free", "/dev/shm: ")
+    stale = [each for each in _list(shm, "files") if isinstance(each, t.Mapping) and each.get("stale")]
+    for each in stale:
+        lines += paragraph(
+            f"{each.get('name')}, {cell(each.get('size_mib'))} MiB: {each.get('why')}", "leftover: ", indent=2
+        )
+    return lines
+
+
+def inspect_lines(results: Result) -> list[str]:
+    """One host for people. ``results``: host, gpu_info, memory_info and server_info as registered."""
+    info = _map(results, "gpu_info")
+    lines = _host_line(str(results.get("host")), info)
+    rows = _gpu_rows(info)
+    if rows:
+        columns = [
+            Column("GPU"),
+            Column("Name", 14),
+            Column("Used/total MiB", 16, right=True),
+            Column("Pid", right=True),
+            Column("Role"),
+            Column("Who", 24),
+            Column("Since", 10),
+            Column("Evidence", 26),
+        ]
+        lines += table(columns, rows)
+    lines += _server_lines(_map(results, "server_info"))
+    return lines + _ram_lines(_map(results, "memory_info"))
