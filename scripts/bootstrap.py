@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 LOCK_DEADLINE_S = 1500.0
 PIP_DEADLINE_S = 1200.0
+NO_PYTHON = "no Python that runs a supported ansible-core: install python3.11 with venv, or newer"
 
 
 class BootstrapError(Exception):
@@ -292,6 +293,20 @@ def make_ansible_venv(wanted: AnsibleVenv) -> bool:
     return True
 
 
+def make_newest_ansible_venv() -> None:
+    """Make the one Ansible venv that the demo uses: the newest core that has a Python here."""
+    for each in reversed(ANSIBLE_VENVS):
+        if find_interpreter(each.pythons) and make_ansible_venv(each):
+            return
+    raise BootstrapError(NO_PYTHON)
+
+
+def newest_ansible_venv() -> Path | None:
+    """The venv of the newest ansible-core that is complete in the cache."""
+    paths = [cache_dir() / each.name for each in reversed(ANSIBLE_VENVS)]
+    return next((path for path in paths if (path / ".complete").is_file()), None)
+
+
 def make_engine() -> None:
     """Install SGLang for the CPU and write the tiny model."""
     python = find_interpreter(ENGINE_PYTHONS)
@@ -326,7 +341,7 @@ def make_engine() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("what", nargs="+", choices=["venv", "engine", "cache-dir"])
+    parser.add_argument("what", nargs="+", choices=["venv", "newest-venv", "engine", "cache-dir"])
     wanted = parser.parse_args().what
     try:
         if "cache-dir" in wanted:
@@ -334,7 +349,9 @@ def main() -> int:
         if "venv" in wanted:
             made = [make_ansible_venv(each) for each in ANSIBLE_VENVS]
             if not any(made):
-                raise BootstrapError("no Python that runs a supported ansible-core: install python3.11-venv or newer")
+                raise BootstrapError(NO_PYTHON)
+        if "newest-venv" in wanted:
+            make_newest_ansible_venv()
         if "engine" in wanted:
             make_engine()
     except BootstrapError as error:

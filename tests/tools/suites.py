@@ -122,7 +122,8 @@ def unit() -> list[Step]:
 
 
 def process_suites() -> list[str]:
-    """Directories with tests that start real processes; they signal, so each brings its own PID namespace or container."""
+    """Directories with tests that start real processes; they signal, so each brings its own PID namespace or container.
+    """
     found = [each for each in sorted((ROOT / "tests").iterdir()) if each.is_dir() and each.name not in OTHER_TESTS]
     return [f"tests/{each.name}" for each in found if any(each.rglob("test_*.py"))]
 
