@@ -67,7 +67,7 @@ def is_leader(argv: t.Sequence[str]) -> bool:
     return server_arguments(argv) is not None
 
 
-def server_arguments(argv: t.Sequence[str]) -> t.Optional[t.Tuple[str, ...]]:
+def server_arguments(argv: t.Sequence[str]) -> t.Optional[tuple[str, ...]]:
     """The arguments that SGLang itself parses (after the module, script or `serve`); None if this is no leader."""
     if not argv or not _INTERPRETER.match(os.path.basename(argv[0])):
         return None
@@ -86,7 +86,7 @@ def server_arguments(argv: t.Sequence[str]) -> t.Optional[t.Tuple[str, ...]]:
     return None
 
 
-def _program(words: t.Sequence[str]) -> t.Optional[t.Tuple[str, str, t.Tuple[str, ...]]]:
+def _program(words: t.Sequence[str]) -> t.Optional[tuple[str, str, tuple[str, ...]]]:
     """Skip the interpreter's own options: ("module"|"script", name, arguments), or None (-c, stdin, nothing)."""
     index = 0
     while index < len(words):
@@ -127,7 +127,7 @@ class LaunchedFlags:
     sources: t.Mapping[str, str]
     config_path: t.Optional[str]
     complete: bool
-    problems: t.Tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 def launched_flags(
@@ -146,9 +146,9 @@ def launched_flags(
     if words is None:
         return None
     table = options if options is not None else COMMON_OPTIONS
-    problems: t.List[str] = []
-    flags: t.Dict[str, t.Any] = {}
-    sources: t.Dict[str, str] = {}
+    problems: list[str] = []
+    flags: dict[str, t.Any] = {}
+    sources: dict[str, str] = {}
     path, rest = _take_config(words, problems)
     complete = True
     if path is not None:
@@ -173,12 +173,12 @@ def launched_flags(
     return LaunchedFlags(flags, sources, path, complete, tuple(problems))
 
 
-def _put(flags: t.Dict[str, t.Any], sources: t.Dict[str, str], name: str, value: t.Any, source: str) -> None:
+def _put(flags: dict[str, t.Any], sources: dict[str, str], name: str, value: t.Any, source: str) -> None:
     flags[name] = MASK if is_secret_flag(name) and value not in (None, "") else value
     sources[name] = source
 
 
-def _take_config(words: t.Sequence[str], problems: t.List[str]) -> t.Tuple[t.Optional[str], t.Tuple[str, ...]]:
+def _take_config(words: t.Sequence[str], problems: list[str]) -> tuple[t.Optional[str], tuple[str, ...]]:
     """SGLang looks for the very word `--config`; the path is the word behind it."""
     if "--config" not in words:
         return None, tuple(words)
@@ -190,8 +190,8 @@ def _take_config(words: t.Sequence[str], problems: t.List[str]) -> t.Tuple[t.Opt
 
 
 def _options_of(
-    words: t.Sequence[str], table: OptionTable, problems: t.List[str]
-) -> t.Iterator[t.Tuple[str, t.Any, bool]]:
+    words: t.Sequence[str], table: OptionTable, problems: list[str]
+) -> t.Iterator[tuple[str, t.Any, bool]]:
     """(name as written, value, is an ignored form of --config) for each option on the command line."""
     index = 0
     while index < len(words):
@@ -211,7 +211,7 @@ def _options_of(
         if equals:
             yield name, attached, False
             continue
-        values: t.List[str] = []
+        values: list[str] = []
         limit = len(words) if option is None else _MOST_VALUES[option.values]
         while len(values) < limit and index < len(words) and not _is_option(words[index]):
             values.append(words[index])

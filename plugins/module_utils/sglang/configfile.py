@@ -28,7 +28,7 @@ class NotUnderstood(ValueError):
     """The text is more than the subset that is read here."""
 
 
-def read_config(text: str) -> t.Optional[t.Dict[str, t.Any]]:
+def read_config(text: str) -> t.Optional[dict[str, t.Any]]:
     """The mapping in the file; None when it can't be understood (then what it sets is unknown, not nothing)."""
     try:
         data = read_subset(text) if yaml is None else yaml.safe_load(text)
@@ -43,10 +43,10 @@ def read_config(text: str) -> t.Optional[t.Dict[str, t.Any]]:
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else None
 
 
-def read_subset(text: str) -> t.Dict[str, t.Any]:
+def read_subset(text: str) -> dict[str, t.Any]:
     """`key: <JSON or plain scalar>` a line, and lists of `- item` lines below a key. Raises NotUnderstood for the
     rest."""
-    result: t.Dict[str, t.Any] = {}
+    result: dict[str, t.Any] = {}
     open_key: t.Optional[str] = None
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#") or line.strip() == "---":

@@ -56,7 +56,7 @@ class Rendered:
     """``config`` goes into the `--config` file, ``argv`` behind it on the command line."""
 
     config: t.Mapping[str, t.Any]
-    argv: t.Tuple[str, ...]
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def canonical(name: str, options: t.Optional[OptionTable] = None) -> str:
     return ALIASES.get(plain, plain)
 
 
-def check(flags: t.Mapping[str, t.Any]) -> t.Dict[str, t.Any]:
+def check(flags: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """The mapping with normal names; raises where it can't become a configuration, before anything is written."""
-    result: t.Dict[str, t.Any] = {}
-    first: t.Dict[str, str] = {}
+    result: dict[str, t.Any] = {}
+    first: dict[str, str] = {}
     for key, value in flags.items():
         name = normalise(str(key))
         if not _NAME.fullmatch(name):
@@ -145,8 +145,8 @@ def render(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = None
 
     With the installed version's options unknown, true and values go into the file, `no-x: true` onto the command line.
     """
-    config: t.Dict[str, t.Any] = {}
-    argv: t.List[str] = []
+    config: dict[str, t.Any] = {}
+    argv: list[str] = []
     for name, value in check(flags).items():
         option = options.get(name) if options is not None else None
         if option is not None and option.toggle:
@@ -179,16 +179,16 @@ def _config_value(value: t.Any) -> t.Any:
     return value
 
 
-def _words(name: str, value: t.Any) -> t.List[str]:
+def _words(name: str, value: t.Any) -> list[str]:
     if value is True:
         return [f"--{name}"]
     items = value if isinstance(value, (list, tuple)) else [value]
     return [f"--{name}", *(json.dumps(item) if isinstance(item, t.Mapping) else str(item) for item in items)]
 
 
-def to_argv(flags: t.Mapping[str, t.Any]) -> t.List[str]:
+def to_argv(flags: t.Mapping[str, t.Any]) -> list[str]:
     """All flags as words of a command line (for shows and plans; a launch uses `render`)."""
-    words: t.List[str] = []
+    words: list[str] = []
     for name, value in check(flags).items():
         if value is not False and value != []:
             words += _words(name, value)
@@ -222,9 +222,9 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-def effective(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = None) -> t.Dict[str, t.Any]:
+def effective(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = None) -> dict[str, t.Any]:
     """What the mapping sets, under canonical names: false flags and empty lists dropped, secrets left out."""
-    result: t.Dict[str, t.Any] = {}
+    result: dict[str, t.Any] = {}
     for key, value in flags.items():
         name = canonical(str(key), options)
         option = options.get(name) if options is not None else None
@@ -238,7 +238,7 @@ def effective(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = N
 
 def differences(
     wanted: t.Mapping[str, t.Any], found: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = None
-) -> t.List[Difference]:
+) -> list[Difference]:
     """Flags that differ by meaning, in the order of their names. Secrets are never compared here."""
     left, right = effective(wanted, options), effective(found, options)
     return [

@@ -31,7 +31,7 @@ class Option:
     config option").
     """
 
-    names: t.Tuple[str, ...]
+    names: tuple[str, ...]
     values: str = "one"
     toggle: bool = False
     in_config: bool = True
@@ -42,7 +42,7 @@ class OptionTable:
 
     def __init__(self, options: t.Iterable[Option], source: str) -> None:
         self.source = source
-        self._by_name: t.Dict[str, Option] = {}
+        self._by_name: dict[str, Option] = {}
         for option in options:
             for name in option.names:
                 # Some options are declared in an annotation and again by hand; the hand-made one is what the parser
@@ -52,11 +52,11 @@ class OptionTable:
                     self._by_name[f"no-{name}"] = option
 
     @property
-    def names(self) -> t.FrozenSet[str]:
+    def names(self) -> frozenset[str]:
         """Every name that the parser takes, `no-` forms of toggles included."""
         return frozenset(self._by_name)
 
-    def candidates(self, name: str) -> t.Tuple[str, ...]:
+    def candidates(self, name: str) -> tuple[str, ...]:
         """The option names that a name on the command line may stand for: one is right, none unknown, more
         ambiguous."""
         if name in self._by_name:
@@ -87,7 +87,7 @@ def read_options(sglang_dir: str) -> t.Optional[OptionTable]:
     return OptionTable(found, source=sglang_dir) if found else None
 
 
-def option_names(sglang_dir: str) -> t.Optional[t.FrozenSet[str]]:
+def option_names(sglang_dir: str) -> t.Optional[frozenset[str]]:
     """Only the names, without dashes in front; None if they can't be had."""
     table = read_options(sglang_dir)
     return None if table is None else table.names
@@ -101,7 +101,7 @@ def _parse(path: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _keywords(call: ast.Call) -> t.Dict[str, ast.expr]:
+def _keywords(call: ast.Call) -> dict[str, ast.expr]:
     return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
 
@@ -122,7 +122,7 @@ def _arity(nargs: t.Any) -> str:
     return "optional" if nargs == "?" else "one"
 
 
-def _with_action(names: t.Tuple[str, ...], action: ast.expr, keywords: t.Mapping[str, ast.expr]) -> Option:
+def _with_action(names: tuple[str, ...], action: ast.expr, keywords: t.Mapping[str, ast.expr]) -> Option:
     plain = _constant(action)
     if plain in ("store_true", "store_false", "store_const", "help", "version"):
         return Option(names, values="none", in_config=plain == "store_true")

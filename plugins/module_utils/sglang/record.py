@@ -65,13 +65,13 @@ class Record:
     host: t.Optional[str] = None
     port: t.Optional[int] = None
     device: str = "gpu"
-    gpus: t.Optional[t.Tuple[str, ...]] = None
+    gpus: t.Optional[tuple[str, ...]] = None
     python: t.Optional[str] = None
     config: t.Optional[str] = None
     config_hash: t.Optional[str] = None
     flags: t.Mapping[str, t.Any] = field(default_factory=dict)
     environment: t.Mapping[str, str] = field(default_factory=dict)
-    argv: t.Tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     log: t.Optional[str] = None
 
 
@@ -95,7 +95,7 @@ def parse(text: str) -> Record:
     data = json.loads(text)
     if not isinstance(data, dict):
         raise ValueError("is not a JSON object")
-    values: t.Dict[str, t.Any] = {"device": data.get("device", "gpu")}
+    values: dict[str, t.Any] = {"device": data.get("device", "gpu")}
     for name in _TEXT:
         values[name] = _typed(data, name, (str,), values.get(name))
     for name in _OPTIONAL_TEXT:
@@ -117,7 +117,7 @@ def parse(text: str) -> Record:
     return Record(**values)
 
 
-def _typed(data: t.Mapping[str, t.Any], name: str, kinds: t.Tuple[type, ...], default: t.Any = None) -> t.Any:
+def _typed(data: t.Mapping[str, t.Any], name: str, kinds: tuple[type, ...], default: t.Any = None) -> t.Any:
     value = data.get(name, default)
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ValueError(f"has {name} of type {type(value).__name__}")
@@ -190,7 +190,7 @@ def find_recorded(state_dir: str, name: str) -> t.Optional[Record]:
     return reading.record
 
 
-def list_records(state_dir: str) -> t.Dict[str, Reading]:
+def list_records(state_dir: str) -> dict[str, Reading]:
     """All servers that were launched from this state directory, by name. A missing directory is an empty one."""
     try:
         names = sorted(os.listdir(state_dir))
@@ -248,7 +248,7 @@ def create_launch_dir(state_dir: str, name: str, launch_id: str, gid: t.Optional
 
 
 def write_file(
-    folder: str, name: str, data: bytes, mode: int = 0o600, owner: t.Optional[t.Tuple[int, int]] = None
+    folder: str, name: str, data: bytes, mode: int = 0o600, owner: t.Optional[tuple[int, int]] = None
 ) -> str:
     """Write a file whole or not at all: beside its place, synced, renamed. Returns its path."""
     temporary = f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -274,7 +274,7 @@ def write_file(
     return os.path.join(folder, name)
 
 
-def write_record(state_dir: str, record: Record) -> t.List[str]:
+def write_record(state_dir: str, record: Record) -> list[str]:
     """Write the record into the launch's folder and make it the current one. Returns both paths."""
     data = to_text(record).encode()
     folder = launch_dir(state_dir, record.name, record.launch_id)
@@ -282,7 +282,7 @@ def write_record(state_dir: str, record: Record) -> t.List[str]:
     return [kept, write_file(server_dir(state_dir, record.name), CURRENT, data, mode=0o644)]
 
 
-def prune(state_dir: str, name: str, keep: int = KEPT_LAUNCHES) -> t.List[str]:
+def prune(state_dir: str, name: str, keep: int = KEPT_LAUNCHES) -> list[str]:
     """Remove the oldest launches, all but the newest ``keep`` and the current one. Only plain files we know are
     removed."""
     folder = os.path.join(server_dir(state_dir, name), LAUNCHES)
@@ -329,11 +329,15 @@ def _check_owner(status: os.stat_result, path: str) -> None:
 
 def _read(name: str, dir_fd: int) -> str:
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
-    with os.fdopen(fd, "rb") as stream:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise NotPermitted("it is no plain file")
         _check_owner(status, name)
+    except BaseException:
+        os.close(fd)
+        raise
+    with os.fdopen(fd, "rb") as stream:
         data = stream.read(_LIMIT_BYTES + 1)
     if len(data) > _LIMIT_BYTES:
         raise NotPermitted(f"it is larger than {_LIMIT_BYTES} bytes")

@@ -80,7 +80,7 @@ class Redactor:
     stand."""
 
     def __init__(self, secrets: t.Iterable[t.Optional[str]] = ()) -> None:
-        known: t.Set[str] = set()
+        known: set[str] = set()
         for secret in secrets:
             if secret:
                 known.update({secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]})
@@ -109,9 +109,9 @@ class Redactor:
             text,
         )
 
-    def argv(self, argv: t.Iterable[str]) -> t.List[str]:
+    def argv(self, argv: t.Iterable[str]) -> list[str]:
         """A command line in words."""
-        result: t.List[str] = []
+        result: list[str] = []
         mask_next = False
         for word in argv:
             if mask_next and not word.startswith("--"):
@@ -128,7 +128,7 @@ class Redactor:
             result.append(self.text(word))
         return result
 
-    def environment(self, environment: t.Mapping[str, str]) -> t.Dict[str, str]:
+    def environment(self, environment: t.Mapping[str, str]) -> dict[str, str]:
         """Environment variables: secret by their name, or known by value."""
         return {
             name: MASK if value and is_secret_variable(name) else self.text(value)
