@@ -104,13 +104,18 @@ def start_standin(
     port: int = 30000,
     serve: bool = False,
     wait: bool = True,
+    detached: bool = True,
     env: t.Mapping[str, str] | None = None,
 ) -> Standin:
-    """Start a server as a detached process. ``serve``: by ``sglang serve`` instead of the module. Waits until ready."""
+    """Start a server and wait until it is ready (unless not asked to).
+
+    ``serve``: by ``sglang serve`` instead of ``python -m sglang.launch_server``. Detached, it is a child of process 1,
+    which throws its exit status away; else ``leader.wait()`` gives that.
+    """
     log = ns.directory / f"standin.{next(_numbers)}.log"
     entry = [str(STANDIN / "bin" / "sglang"), "serve"] if serve else ["-m", "sglang.launch_server"]
     argv = [sys.executable, *entry, "--model-path", "/models/tiny", "--port", str(port), *flags]
-    leader = ns.popen(argv, {**environment(faults), **(env or {})}, detached=True, output=log)
+    leader = ns.popen(argv, {**environment(faults), **(env or {})}, detached=detached, output=log)
     server = Standin(ns, leader, port, log)
     if wait:
         server.wait_log(READY_LINE)

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """``python -m sglang.launch_server ...``: the older of SGLang's two entry points."""
+
 from __future__ import annotations
 
 import sys

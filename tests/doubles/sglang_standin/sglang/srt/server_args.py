@@ -5,6 +5,7 @@
 
 The option names stand here as add_argument calls, so that a reader of the sources (ast) finds them where SGLang has them.
 """
+
 from __future__ import annotations
 
 import argparse

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The leader's view of its workers: requests that need an answer from every rank of one data parallel group."""
+
 from __future__ import annotations
 
 import itertools

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a running server holds: device mappings, pinned memory, shared memory segments, sockets, listeners."""
+
 from __future__ import annotations
 
 import mmap

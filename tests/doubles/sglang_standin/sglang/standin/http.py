@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The HTTP side, in the shapes of SGLang 0.5.15 (and the endpoints that other versions add or lack)."""
+
 from __future__ import annotations
 
 import datetime

@@ -6,6 +6,7 @@
 Its title stays the command line. Main thread: waits for errands and takes signals. Threads: HTTP, warmup, one per child
 that watches for its death, and the one that polls for SIGTERM.
 """
+
 from __future__ import annotations
 
 import multiprocessing

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Log lines in SGLang's format, on stderr: ``[YYYY-MM-DD HH:MM:SS DP0 TP0] text``."""
+
 from __future__ import annotations
 
 import sys

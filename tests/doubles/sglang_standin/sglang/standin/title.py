@@ -6,6 +6,7 @@
 setproctitle (which SGLang uses) writes the title over the memory that held argv and the environment, so that
 /proc/PID/cmdline shows the title and /proc/PID/environ is wiped. The same is done here without the dependency.
 """
+
 from __future__ import annotations
 
 import ctypes

@@ -7,6 +7,7 @@ Each starts as a real multiprocessing spawn process, whose command line names ne
 the spawn phase and only then asks for the parent-death signal and takes its title, in SGLang's order. With the leader it
 speaks over one multiprocessing connection: ("ready", info) first, then each request number comes back as its answer.
 """
+
 from __future__ import annotations
 
 import dataclasses
