@@ -96,7 +96,9 @@ def read_meminfo(proc: str = "/proc") -> HostMemory:
 def _plausible_available(memory: HostMemory) -> t.Optional[int]:
     """MemAvailable, or, like procps, MemFree where it exceeds the total (half-virtualised containers)."""
     available, total, free = memory.mem_available_mib, memory.mem_total_mib, memory.mem_free_mib
-    if available is None or total is None or available <= total:
+    if available is None or total is None:
+        return None  # without the total nobody can tell whether 'available' is one of the host's figures
+    if available <= total:
         return available
     return None if free is None else min(free, total)
 
@@ -104,7 +106,7 @@ def _plausible_available(memory: HostMemory) -> t.Optional[int]:
 def available_mib(memory: HostMemory, cgroup: CgroupLimit) -> t.Optional[int]:
     """What a new process can get, in MiB: the smaller of MemAvailable and the cgroup's headroom.
 
-    None when MemAvailable is not known. A cgroup that could not be read (``cgroup.readable`` is False) sets no bound
+    None when MemAvailable or MemTotal is not known. A cgroup that could not be read (``cgroup.readable`` is False) sets no bound
     here: whoever decides must look at that flag.
     """
     available = _plausible_available(memory)
