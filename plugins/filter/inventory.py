@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from ansible.errors import AnsibleError, AnsibleFilterError
+from jinja2 import TemplateError, Undefined
 
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inventory
 
@@ -25,7 +26,7 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
                 continue
             try:
                 values[name] = _plain(hostvars[host][name])
-            except AnsibleError as error:
+            except (AnsibleError, TemplateError) as error:
                 problems.append(f"{host}: {name}: {_cause(error)}")
         if not problems:
             problems += inventory.host_problems(host, names, values, needs_servers)
@@ -33,14 +34,14 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost message, without the excerpts of files that Ansible adds."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(getattr(error, "message", "") or error).split("\n", 1)[0]
+    """The message in one line, without the excerpts of files that Ansible adds below it."""
+    return str(error).strip().split("\n", 1)[0]
 
 
 def _plain(value: t.Any) -> t.Any:
     """The value with every template in it resolved, so that an undefined variable shows here and not in mid-run."""
+    if isinstance(value, Undefined):
+        str(value)  # raises what went wrong
     if isinstance(value, t.Mapping):
         return {str(key): _plain(value[key]) for key in value}
     if isinstance(value, (list, tuple)):

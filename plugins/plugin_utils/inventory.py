@@ -73,6 +73,12 @@ def _given(values: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {str(key): value for key, value in values.items() if value is not None}
 
 
+def _deeply_given(settings: t.Mapping[str, t.Any]) -> Server:
+    """The same, also in the mappings whose keys the specification lists (it fills them up with null)."""
+    nested = {key for key, option in server_options().items() if option.get("options")}
+    return {key: _given(value) if key in nested else value for key, value in _given(settings).items()}
+
+
 def merge(defaults: t.Mapping[str, t.Any], server: t.Mapping[str, t.Any]) -> Server:
     """A server's entry over the host's defaults; the mappings in it are merged key by key."""
     merged = {**_given(defaults), **_given(server)}
@@ -86,7 +92,7 @@ def merge(defaults: t.Mapping[str, t.Any], server: t.Mapping[str, t.Any]) -> Ser
 def complete(server: t.Mapping[str, t.Any], defaults: t.Mapping[str, t.Any]) -> Server:
     """One server with defaults filled in and types as the specification says; keys that nobody gave are absent."""
     checked = ArgumentSpecValidator(server_options()).validate(merge(defaults, server))
-    return _given(checked.validated_parameters)
+    return _deeply_given(checked.validated_parameters)
 
 
 def find(servers: t.Sequence[t.Mapping[str, t.Any]], name: str, defaults: t.Mapping[str, t.Any]) -> Server:
