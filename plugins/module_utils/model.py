@@ -207,12 +207,17 @@ class Holder:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a verdict is what it is: a code for programs, a sentence for people."""
+    """Why a verdict is what it is: a code for programs, a sentence for people.
+
+    A ``required`` reason fails the verdict: ``means`` says whether as dirty or as unknown. ``warning`` and ``advisory``
+    reasons only come along.
+    """
 
     code: str
     message: str
     subject: str
     severity: Severity = "required"
+    means: str = "dirty"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ..cgroups import unit_of, user_unit_of
 from ..decide.gpus import baseline_for
 from ..decide.holders import killable
+from ..decide.ports import program_of
 from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, select
 from ..model import Gpu, GpuReading, Process, Reason
 from ..observe import nvml
@@ -29,6 +30,7 @@ from .owners import Asked, ask_to_stop
 from .signals import Grip, Sent, grip, send, wait_ended
 
 MAX_RESPAWNS = 3
+KILL_ROUNDS = 8  # a fork storm is caught within a few looks; this bounds it
 UNPIN_S_PER_GB = 0.25  # measured on an H200: 0.22-0.24 s per GB of pinned host memory
 SETTLE_S = 0.3
 GB_PER_MIB = 2**20 / 1e9
@@ -205,7 +207,7 @@ class Climber:
 
     def _kill(self, _snapshot: Snapshot, selection: Selection) -> bool:
         """SIGKILL the tree, look again, and again: a fork or a respawn may have happened in between."""
-        for _round in range(MAX_RESPAWNS + 1):
+        for _round in range(KILL_ROUNDS):
             targets = selection.leaders + selection.members
             if not targets:
                 return True
@@ -257,7 +259,7 @@ class Climber:
 
         def object_to(now: Process) -> t.Optional[str]:
             if parts.get(now.key) == "leader" and not is_leader(now.argv):
-                return f"it runs another program by now: {now.title[:120]}"
+                return f"it runs another program by now: {program_of(now)}"
             return None
 
         return object_to
@@ -316,7 +318,7 @@ class Climber:
         self.report.rungs.append(rung)
         for held in grips:
             if held.process.key in ended:
-                self.report.ended.append({"pid": held.process.pid, "title": held.process.title[:160], "rung": name})
+                self.report.ended.append({"pid": held.process.pid, "title": program_of(held.process), "rung": name})
                 if is_leader(held.process.argv):
                     self.report.leader_died_at = time.time()
         return rung
@@ -331,7 +333,7 @@ class Climber:
         """State D, or R with SIGKILL pending, after the deadline: nothing more that we send can help."""
         stuck = [one for one in rung.stayed if one.process.kill_pending or one.process.state == "D"]
         for one in stuck:
-            text = f"pid {one.process.pid} ({one.process.title[:80]}) can't be killed: {one.why}. A reboot is the next step."
+            text = f"pid {one.process.pid} ({program_of(one.process)}) can't be killed: {one.why}. A reboot is the next step."
             self._reason("unkillable", text, f"pid {one.process.pid}")
         return bool(stuck)
 
@@ -339,7 +341,7 @@ class Climber:
         """Write down who came back and who brought it back; False once that happened too often."""
         for process in fresh:
             self.report.respawns.append(
-                {"pid": process.pid, "title": process.title[:160], "supervisor": supervisor_of(process, snapshot)}
+                {"pid": process.pid, "title": program_of(process), "supervisor": supervisor_of(process, snapshot)}
             )
         if len(self.report.respawns) < MAX_RESPAWNS:
             return True
@@ -357,7 +359,7 @@ class Climber:
             subject = f"pid {target.process.pid}"
             stay = _why_still_there(target.process)
             if stay is not None and subject not in stated:
-                self._reason("still_there", f"{subject} ({target.process.title[:80]}) is still there: {stay.why}", subject)
+                self._reason("still_there", f"{subject} ({program_of(target.process)}) is still there: {stay.why}", subject)
 
     def _reason(self, code: str, message: str, subject: str, severity: str = "required") -> None:
         self.report.reasons.append(Reason(code, message, subject, severity))
@@ -426,7 +428,7 @@ def supervisor_of(process: Process, snapshot: Snapshot) -> str:
     if user_unit:
         return f"user unit {user_unit} (systemctl --user)"
     parent = snapshot.processes.get(process.ppid)
-    return f"pid {process.ppid} ({parent.title[:120] if parent else 'gone'})"
+    return f"pid {process.ppid} ({program_of(parent) if parent else 'gone'})"
 
 
 def _memory_note(used: t.Optional[t.Mapping[int, int]], pinned_mib: int, expected: float, waited: float) -> str:
@@ -460,7 +462,7 @@ def _close_all(grips: t.Sequence[Grip]) -> None:
 
 
 def _named(targets: t.Sequence[Target]) -> t.Tuple[str, ...]:
-    return tuple(f"pid {one.process.pid} {one.process.title[:100]} ({one.why[0]})" for one in targets)
+    return tuple(f"pid {one.process.pid} {program_of(one.process)} ({one.why[0]})" for one in targets)
 
 
 def _asked_row(asked: Asked) -> t.Mapping[str, t.Any]:

@@ -60,7 +60,7 @@ def grip(process: Process) -> t.Optional[Grip]:
     except OSError as exc:
         if exc.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
             return None
-        raise CleanSlateError(f"pid {process.pid} ({process.title}): pidfd_open: {os.strerror(exc.errno or 0)}") from exc
+        raise CleanSlateError(f"pid {process.pid} ({process.comm}): pidfd_open: {os.strerror(exc.errno or 0)}") from exc
     now = read_process(process.pid)
     if now is None or now.key != process.key:
         os.close(fd)

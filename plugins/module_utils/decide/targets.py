@@ -21,6 +21,7 @@ from ..sglang.cmdline import worker_role
 from ..snapshot import Leader, Snapshot
 from .gpus import names_gpu
 from .holders import killable
+from .ports import program_of
 from .protected import protected_why
 
 SPAWN_MARK = "--multiprocessing-fork"
@@ -336,11 +337,11 @@ def _add_orphans(snapshot: Snapshot, request: Request, add: t.Callable[[Process,
     groups = {process.pgid for process in orphans if process.pid in holding}
     for process in orphans:
         if not request.devices:
-            add(process, f"SGLang worker {process.title} without a leader")
+            add(process, f"SGLang worker {program_of(process)} without a leader")
         elif process.pid in holding:
-            add(process, f"SGLang worker {process.title} holds a chosen GPU")
+            add(process, f"SGLang worker {program_of(process)} holds a chosen GPU")
         elif process.pgid in groups:
-            add(process, f"SGLang worker {process.title} in the process group of one that holds a chosen GPU")
+            add(process, f"SGLang worker {program_of(process)} in the process group of one that holds a chosen GPU")
 
 
 def _python(process: Process) -> bool:

@@ -1,0 +1,65 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Module arguments that several modules share, beside plugins/doc_fragments/options.py."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .errors import CleanSlateError
+from .observe.look import LookOptions
+
+DEVICES: t.Dict[str, t.Any] = {
+    "devices": {"type": "list", "elements": "str", "default": []},
+    "expected_gpus": {"type": "int"},
+    "nvml_deadline_s": {"type": "float", "default": 10},
+    "device_major": {"type": "int", "default": 195},
+    "proc_root": {"type": "path", "default": "/proc"},
+}
+SERVER: t.Dict[str, t.Any] = {
+    "name": {"type": "str"},
+    "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
+    "unit": {"type": "str"},
+    "port": {"type": "int"},
+}
+
+
+def look_options(params: t.Mapping[str, t.Any], protect: t.Sequence[str] = ()) -> LookOptions:
+    """The options of a look from a module's parameters.
+
+    Raises:
+        CleanSlateError: a number makes no sense.
+    """
+    if params["nvml_deadline_s"] <= 0:
+        raise CleanSlateError(f"nvml_deadline_s is {params['nvml_deadline_s']:g}; it must be above 0 seconds.")
+    expected = params["expected_gpus"]
+    if expected is not None and expected < 0:
+        raise CleanSlateError(f"expected_gpus is {expected}; it must be 0 (a host without GPUs) or more.")
+    if expected == 0 and params["devices"]:
+        raise CleanSlateError(
+            f"expected_gpus is 0, yet devices names {', '.join(params['devices'])}: a host without GPUs has none to choose."
+        )
+    return LookOptions(
+        devices=tuple(str(name) for name in params["devices"]),
+        expected_gpus=expected,
+        nvml_deadline_s=params["nvml_deadline_s"],
+        device_major=params["device_major"],
+        proc=params["proc_root"],
+        protect=tuple(protect),
+    )
+
+
+def baselines_of(raw: t.Optional[t.Mapping[str, t.Any]]) -> t.Dict[str, int]:
+    """Baselines in MiB by GPU.
+
+    Raises:
+        CleanSlateError: a value is no whole number of MiB.
+    """
+    result = {}
+    for name, value in (raw or {}).items():
+        text = str(value)
+        if not text.isdigit():
+            raise CleanSlateError(f"baselines: GPU {name!r} has {text!r}; it must be a whole number of MiB.")
+        result[str(name)] = int(text)
+    return result

@@ -1,0 +1,151 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Taking samples until they stay in bounds or the time is up, and judging what was seen. Looks only; changes nothing."""
+
+from __future__ import annotations
+
+import pwd
+import time
+import typing as t
+from dataclasses import dataclass
+
+from .decide.clean import Facts, Limits, Sample, judge
+from .decide.leftovers import Leftover, judge_leftover
+from .errors import CleanSlateError
+from .model import ShmReading, to_json
+from .observe.cuda import probe_cuda
+from .observe.look import LookOptions, look
+from .observe.memory import available_mib, read_cgroup_limit, read_meminfo
+from .observe.nvml import kernel_gpu_count
+from .observe.ports import read_ports
+from .observe.shm import read_shm
+from .observe.vantage import vantage
+from .results import driver_row, gpu_rows
+from .snapshot import Snapshot
+
+MAX_SAMPLES = 60
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How to look and what counts as clean."""
+
+    look: LookOptions
+    limits: Limits
+    samples: int = 3
+    interval_s: float = 1.0
+    settle_s: float = 0.0
+    shm_dir: str = "/dev/shm"
+    user: t.Optional[str] = None
+    cuda_deadline_s: t.Optional[float] = None
+    vantage: t.Optional[str] = None
+    sys: str = "/sys"
+
+
+def assess(wanted: Wanted) -> t.Dict[str, t.Any]:
+    """Sample, judge, and return the verdict with its evidence as plain data.
+
+    Raises:
+        CleanSlateError: an argument makes no sense, or a chosen GPU is not on this host.
+    """
+    if not 1 <= wanted.samples <= MAX_SAMPLES:
+        raise CleanSlateError(f"samples is {wanted.samples}; it must be between 1 and {MAX_SAMPLES}.")
+    if wanted.interval_s < 0 or wanted.settle_s < 0:
+        raise CleanSlateError("interval_s and settle_s are seconds; they must not be negative.")
+    started = time.monotonic()
+    uid = _uid_of(wanted.user)
+    series: t.List[Sample] = []
+    while True:
+        snapshot = look(wanted.look)
+        series.append(_sample(snapshot, time.monotonic() - started))
+        facts = _facts(wanted, snapshot, tuple(series[-wanted.samples :]), uid)
+        enough = len(series) >= wanted.samples or wanted.look.without_gpus
+        verdict = judge(facts, wanted.limits)
+        late = time.monotonic() - started >= wanted.settle_s
+        if enough and (verdict.state == "clean" or late):
+            break
+        time.sleep(wanted.interval_s)
+    if wanted.cuda_deadline_s is not None and verdict.state == "clean" and snapshot.gpus:
+        facts = _with_cuda(facts, probe_cuda(snapshot.gpus, wanted.cuda_deadline_s))
+        verdict = judge(facts, wanted.limits)
+    return {
+        "verdict": verdict.state,
+        "summary": verdict.summary,
+        "reasons": to_json(verdict.reasons),
+        "warnings_found": to_json(verdict.warnings),
+        "vantage": facts.vantage,
+        "simulated": snapshot.simulated,
+        "samples_taken": to_json(facts.samples),
+        "facts_seen": _raw(facts, wanted),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _sample(snapshot: Snapshot, at_s: float) -> Sample:
+    used = {gpu.index: gpu.memory.used_mib if gpu.memory else None for gpu in snapshot.gpus}
+    holders = {
+        gpu.index: tuple(one.pid for one in snapshot.holders[gpu.index].holders if one.protected is None)
+        for gpu in snapshot.gpus
+    }
+    return Sample(round(at_s, 3), used, holders)
+
+
+def _facts(wanted: Wanted, snapshot: Snapshot, samples: t.Tuple[Sample, ...], uid: t.Optional[int]) -> Facts:
+    proc = wanted.look.proc
+    memory = read_meminfo(proc)
+    cgroup = read_cgroup_limit(proc, wanted.sys)
+    shm = read_shm(wanted.shm_dir, proc)
+    return Facts(
+        vantage=wanted.vantage or vantage(proc),
+        snapshot=snapshot,
+        samples=samples,
+        memory=memory,
+        cgroup=cgroup,
+        available_mib=available_mib(memory, cgroup),
+        shm=shm,
+        leftovers=_leftovers(shm, uid),
+        ports=read_ports(proc, wanted.limits.ports) if wanted.limits.ports else (),
+        kernel_gpu_count=kernel_gpu_count(proc),
+    )
+
+
+def _with_cuda(facts: Facts, errors: t.Mapping[int, t.Optional[str]]) -> Facts:
+    import dataclasses
+
+    return dataclasses.replace(facts, cuda_errors=errors)
+
+
+def _leftovers(shm: ShmReading, uid: t.Optional[int]) -> t.Tuple[t.Tuple[str, Leftover], ...]:
+    return tuple(
+        (file.name, judge_leftover(file, server_uid=uid, leader_died_at=None, scan_complete=shm.scan_complete))
+        for file in shm.files or ()
+    )
+
+
+def _uid_of(user: t.Optional[str]) -> t.Optional[int]:
+    if user is None:
+        return None
+    try:
+        return int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise CleanSlateError(f"user {user!r} does not exist on this host.") from None
+
+
+def _raw(facts: Facts, wanted: Wanted) -> t.Dict[str, t.Any]:
+    return {
+        "driver": driver_row(facts.snapshot),
+        "gpus": gpu_rows(facts.snapshot, wanted.look.proc),
+        "memory": to_json(facts.memory),
+        "cgroup": to_json(facts.cgroup),
+        "available_mib": facts.available_mib,
+        "shm": {
+            "path": facts.shm.path,
+            "total_mib": facts.shm.total_mib,
+            "free_mib": facts.shm.free_mib,
+            "files": None if facts.shm.files is None else len(facts.shm.files),
+            "leftovers": [name for name, leftover in facts.leftovers if leftover.removable],
+        },
+        "ports": to_json(facts.ports),
+        "cuda": {str(index): text for index, text in (facts.cuda_errors or {}).items()},
+    }

@@ -1,0 +1,185 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One eviction from order to report: the launch record, the climb, the leftovers, the verdict."""
+
+from __future__ import annotations
+
+import time
+import typing as t
+from dataclasses import dataclass, field
+
+from .act.climb import Climber, Deadlines
+from .act.leftovers import remove_leftover
+from .decide.leftovers import judge_leftover
+from .decide.ports import program_of
+from .decide.targets import RecordedLaunch, Request
+from .errors import CleanSlateError
+from .model import Reason, to_json
+from .observe.look import LookOptions
+from .observe.shm import read_shm
+from .results import memory_rows
+from .sglang.record import find_recorded
+
+LIVE_PROC = "/proc"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to evict, how far to climb, and how to look."""
+
+    look: LookOptions
+    scope: str = "server"
+    name: t.Optional[str] = None
+    state_dir: str = "/var/lib/cleanslate"
+    unit: t.Optional[str] = None
+    port: t.Optional[int] = None
+    rungs: t.Tuple[str, ...] = ("stop", "term", "kill", "holders")
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    hung: bool = False
+    max_used_mib: int = 64
+    baselines: t.Mapping[str, int] = field(default_factory=dict)
+    shm_dir: str = "/dev/shm"
+    check_mode: bool = False
+
+
+def evict(order: Order) -> t.Dict[str, t.Any]:
+    """Climb (or plan, in check mode) and report as plain data.
+
+    Raises:
+        CleanSlateError: the order makes no sense, names an unknown GPU, or this Python has no pidfd.
+    """
+    _validate(order)
+    started = time.monotonic()
+    climber = Climber(
+        options=order.look,
+        request=_request(order),
+        rungs=order.rungs if order.scope == "gpu" else tuple(rung for rung in order.rungs if rung != "holders"),
+        deadlines=order.deadlines,
+        hung=order.hung,
+        max_used_mib=order.max_used_mib,
+        baselines=order.baselines,
+    )
+    if order.check_mode:
+        plan = climber.plan()
+    else:
+        plan = ()
+        climber.climb()
+    removed, kept = _clear_leftovers(order, climber)
+    report = climber.report
+    verdict = _verdict(climber, bool(plan), order.check_mode)
+    return {
+        "changed": bool(plan or report.rungs or removed),
+        "verdict": verdict,
+        "summary": _summary(verdict, climber, len(plan)),
+        "plan": [{"rung": rung, "targets": list(targets)} for rung, targets in plan],
+        "rungs": [_rung_row(rung) for rung in report.rungs],
+        "ended": list(report.ended),
+        "before": memory_rows(climber.before),
+        "after": memory_rows(climber.after),
+        "pinned": to_json(report.pinned),
+        "respawns": list(report.respawns),
+        "spared": [
+            {"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in report.spared
+        ],
+        "leftovers": {"removed": removed, "kept": kept},
+        "reasons": to_json(report.reasons),
+        "simulated": bool(climber.before and climber.before.simulated),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _validate(order: Order) -> None:
+    if order.look.proc != LIVE_PROC and not order.check_mode:
+        raise CleanSlateError(
+            f"proc_root is {order.look.proc}: a recorded tree has nobody to signal. Use check mode, or {LIVE_PROC}."
+        )
+    if order.scope == "server" and order.name is None and order.port is None and order.unit is None:
+        raise CleanSlateError(
+            "scope is 'server', but no server is named: give 'name' (a launched server), 'port' or 'unit'; or choose "
+            "scope 'sglang' (every SGLang server on these GPUs) or 'gpu' (any holder)."
+        )
+    for name, value in to_json(order.deadlines).items():
+        if value < 0:
+            raise CleanSlateError(f"deadlines.{name} is {value:g}; it is seconds and must not be negative.")
+
+
+def _request(order: Order) -> Request:
+    record = find_recorded(order.state_dir, order.name) if order.name else None
+    return Request(
+        scope=order.scope,
+        name=order.name,
+        port=order.port,
+        unit=order.unit,
+        record=None
+        if record is None
+        else RecordedLaunch(record.pid, record.start_ticks, record.sid, record.boot_id, record.unit, record.port),
+        protect=order.look.protect,
+        devices=order.look.devices,
+    )
+
+
+def _clear_leftovers(order: Order, climber: Climber) -> t.Tuple[t.List[str], t.List[t.Dict[str, str]]]:
+    """Remove what a dead server left in shared memory, as far as the rules allow; say what was kept and why.
+
+    In check mode nothing is removed; what would be, is named.
+    """
+    reading = read_shm(order.shm_dir)
+    removed, kept = [], []
+    for file in reading.files or ():
+        leftover = judge_leftover(
+            file,
+            server_uid=climber.report.server_uid,
+            leader_died_at=climber.report.leader_died_at,
+            scan_complete=reading.scan_complete,
+        )
+        if not leftover.removable:
+            if leftover.why.startswith("not a name of SGLang"):
+                continue
+            kept.append({"name": file.name, "why": leftover.why})
+            continue
+        error = None if order.check_mode else remove_leftover(order.shm_dir, file)
+        if error is None:
+            removed.append(file.name)
+        else:
+            kept.append({"name": file.name, "why": error})
+    return removed, kept
+
+
+def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
+    if check_mode:
+        return "planned" if planned else "nothing_to_do"
+    codes = {reason.code for reason in climber.report.reasons if reason.severity == "required"}
+    if codes - {"memory_unknown"}:
+        return "failed"
+    if codes:
+        return "unknown"
+    return "evicted" if climber.report.rungs else "nothing_to_do"
+
+
+def _summary(verdict: str, climber: Climber, planned: int) -> str:
+    report = climber.report
+    if verdict in ("failed", "unknown"):
+        required: t.List[Reason] = [reason for reason in report.reasons if reason.severity == "required"]
+        more = f" (and {len(required) - 1} more)" if len(required) > 1 else ""
+        return f"{verdict}: {required[0].message}{more}"
+    if verdict == "planned":
+        return f"{planned} rungs would be climbed"
+    if verdict == "nothing_to_do":
+        return "nobody wanted gone is here"  # leftovers may have been removed all the same
+    rungs = ", ".join(f"{rung.rung} {rung.seconds:.1f} s" for rung in report.rungs)
+    memory = f"; {report.pinned.note}" if report.pinned else ""
+    return f"{len(report.ended)} processes ended ({rungs}){memory}"
+
+
+def _rung_row(rung: t.Any) -> t.Dict[str, t.Any]:
+    return {
+        "rung": rung.rung,
+        "asked": list(rung.asked),
+        "left": list(rung.left),
+        "stayed": [
+            {"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in rung.stayed
+        ],
+        "seconds": rung.seconds,
+        "note": rung.note,
+    }

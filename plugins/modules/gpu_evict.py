@@ -1,0 +1,282 @@
+#!/usr/bin/python
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_evict
+version_added: 0.1.0
+short_description: Take an SGLang server (or whoever holds the GPUs) off the GPUs, rung by rung
+description:
+  - Climbs a ladder and stops at the first rung after which nobody wanted gone is left. Each rung has its own deadline, waits on
+    events, and reports who was asked, who left, who stayed and why.
+  - A process is signalled only when evidence ties it to what was asked for. The evidence is checked again at the moment of the
+    signal, which goes through a pidfd and so can't reach another process that got the same pid.
+  - After the last process is gone, it waits for the GPUs' memory as long as the pinned host memory makes plausible (the kernel
+    unpins it at about 0.25 seconds per GB), and says so.
+  - No HTTP request is sent, since a probe of a hung server spoils its later exit.
+  - It does not certify its own work. Run M(cleanslate.sglang.clean_state) afterwards.
+author:
+  - Clean Slate contributors (@cleanslate)
+extends_documentation_fragment:
+  - cleanslate.sglang.attributes
+  - cleanslate.sglang.attributes.actiongroup_sglang
+  - cleanslate.sglang.options.devices
+  - cleanslate.sglang.options.server
+attributes:
+  check_mode:
+    support: full
+    details:
+      - In check mode nothing is signalled; RV(plan) says who would be asked at which rung.
+  diff_mode:
+    support: none
+  idempotent:
+    support: full
+options:
+  scope:
+    description:
+      - V(server) evicts the named server only, known by its launch record, its unit or its port.
+      - V(sglang) evicts every SGLang server and orphaned worker on the chosen GPUs.
+      - V(gpu) evicts also any other holder of the chosen GPUs. A process that merely has a GPU open is never one.
+    type: str
+    choices: [server, sglang, gpu]
+    default: server
+  rungs:
+    description:
+      - The rungs that may be climbed, in their order. V(drain) has no hooks yet and is passed over. V(holders) is only climbed
+        with O(scope=gpu).
+    type: list
+    elements: str
+    choices: [drain, stop, term, kill, holders]
+    default: [drain, stop, term, kill, holders]
+  protect:
+    description:
+      - Who is left alone in any case, by pid, by the base name of the executable, or by systemd unit. GPU services such as
+        C(nvidia-persistenced) and C(dcgm-exporter), sshd, sudo, pid 1 and this run itself are always protected.
+    type: list
+    elements: str
+    default: []
+  deadlines:
+    description:
+      - Seconds for each rung. O(deadlines.kill) grows by 0.25 seconds for each GB of pinned host memory.
+    type: dict
+    suboptions:
+      stop:
+        description: For the owner (unit or container) to stop the server.
+        type: float
+        default: 45
+      term:
+        description: For the leader to leave after SIGTERM; it finishes requests in flight first.
+        type: float
+        default: 45
+      term_hung:
+        description: The same where the server is known to hang.
+        type: float
+        default: 10
+      kill:
+        description: For the tree to go after SIGKILL.
+        type: float
+        default: 10
+      holders:
+        description: For other holders; half of it after SIGTERM, the rest after SIGKILL.
+        type: float
+        default: 10
+    default: {}
+  hung:
+    description:
+      - Say that the server is known to hang, so that SIGTERM gets O(deadlines.term_hung) only.
+      - A stopped process (state T) in the server's tree is noticed without it.
+    type: bool
+    default: false
+  max_used_mib:
+    description:
+      - Down to how many MiB, beyond its baseline, a GPU's memory is waited for.
+    type: int
+    default: 64
+  baselines:
+    description:
+      - Memory in MiB that belongs to a GPU's ordinary day, by index, UUID or bus id.
+    type: dict
+    default: {}
+  shm_dir:
+    description:
+      - Where shared memory lives, for the leftovers of the dead server.
+    type: path
+    default: /dev/shm
+notes:
+  - Run it as root, or as the user that owns the processes.
+seealso:
+  - module: cleanslate.sglang.clean_state
+  - module: cleanslate.sglang.gpu_info
+"""
+
+EXAMPLES = r"""
+- name: Evict the server 'main' that Clean Slate launched
+  cleanslate.sglang.gpu_evict:
+    name: main
+    port: 30000
+    devices: ["0", "1"]
+
+- name: Whoever holds GPU 3, except one experiment
+  cleanslate.sglang.gpu_evict:
+    devices: ["3"]
+    scope: gpu
+    protect: [experiment.service]
+
+- name: Who would be asked?
+  cleanslate.sglang.gpu_evict:
+    name: main
+  check_mode: true
+"""
+
+RETURN = r"""
+verdict:
+  description:
+    - V(nothing_to_do) where nobody wanted gone was there, V(evicted), V(planned) in check mode, V(failed) where somebody or some
+      memory stayed, V(unknown) where the result could not be seen.
+  returned: always
+  type: str
+  sample: evicted
+plan:
+  description: In check mode, who would be asked at which rung.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - rung: term
+      targets: ["pid 4711 python -m sglang.launch_server (its command line says port 30000)"]
+rungs:
+  description: What each climbed rung did, with C(asked), C(left), C(stayed) (and why) and C(seconds).
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - rung: term
+      asked: [{what: SIGTERM, pid: 4711, result: sent, detail: ""}]
+      left: [4711, 4790, 4791]
+      stayed: []
+      seconds: 7.3
+      note: ""
+ended:
+  description: The processes that went, with C(pid), C(title) and the C(rung) that was enough.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{pid: 4711, title: python -m sglang.launch_server, rung: term}]
+before:
+  description: The GPUs before, with C(used_mib) and holders.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{index: 0, used_mib: 76109, holders: [{pid: 4790, title: "sglang::scheduler_TP0"}]}]
+after:
+  description: The GPUs afterwards, in the same form.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{index: 0, used_mib: 0, holders: []}]
+pinned:
+  description: The wait for memory, with C(pinned_mib), C(expected_s), C(waited_s), C(freed) and a C(note) for people.
+  returned: when something was evicted
+  type: dict
+  sample: {pinned_mib: 38172, expected_s: 20.0, waited_s: 9.6, freed: true, note: "memory free after 9.6 s; 40.0 GB of host memory was pinned"}
+respawns:
+  description: Leaders that came back after a kill, with the supervisor that started them.
+  returned: always
+  type: list
+  elements: dict
+  sample: []
+spared:
+  description: Who uses the GPUs, or is a server, and was left alone, and why.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{pid: 900, title: nvidia-persistenced, why: GPU service nvidia-persistenced}]
+leftovers:
+  description: Files of the dead server in shared memory, C(removed) and C(kept) with the reason.
+  returned: always
+  type: dict
+  sample: {removed: [sglang_loads_0123456789ab_01234567.shm], kept: []}
+reasons:
+  description: Why the eviction failed, as C(code), C(message) and C(subject).
+  returned: always
+  type: list
+  elements: dict
+  sample: []
+seconds:
+  description: How long the module took.
+  returned: always
+  type: float
+  sample: 9.9
+"""
+
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
+from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
+    DEVICES,
+    SERVER,
+    baselines_of,
+    look_options,
+)
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order, evict
+
+DEADLINES: t.Dict[str, t.Any] = {
+    "stop": {"type": "float", "default": 45},
+    "term": {"type": "float", "default": 45},
+    "term_hung": {"type": "float", "default": 10},
+    "kill": {"type": "float", "default": 10},
+    "holders": {"type": "float", "default": 10},
+}
+RUNGS = ["drain", "stop", "term", "kill", "holders"]
+ARGUMENTS: t.Dict[str, t.Any] = {
+    **DEVICES,
+    **SERVER,
+    "scope": {"type": "str", "choices": ["server", "sglang", "gpu"], "default": "server"},
+    "rungs": {"type": "list", "elements": "str", "choices": RUNGS, "default": RUNGS},
+    "protect": {"type": "list", "elements": "str", "default": []},
+    "deadlines": {"type": "dict", "options": DEADLINES, "default": {}},
+    "hung": {"type": "bool", "default": False},
+    "max_used_mib": {"type": "int", "default": 64},
+    "baselines": {"type": "dict", "default": {}},
+    "shm_dir": {"type": "path", "default": "/dev/shm"},
+}
+
+
+def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
+    """The module's parameters as the core takes them."""
+    deadlines = {name: value for name, value in (params["deadlines"] or {}).items() if value is not None}
+    return Order(
+        look=look_options(params, params["protect"]),
+        scope=params["scope"],
+        name=params["name"],
+        state_dir=params["state_dir"],
+        unit=params["unit"],
+        port=params["port"],
+        rungs=tuple(rung for rung in RUNGS if rung in params["rungs"]),
+        deadlines=Deadlines(**deadlines),
+        hung=params["hung"],
+        max_used_mib=params["max_used_mib"],
+        baselines=baselines_of(params["baselines"]),
+        shm_dir=params["shm_dir"],
+        check_mode=check_mode,
+    )
+
+
+def main() -> t.NoReturn:
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    try:
+        result = evict(order_from(module.params, module.check_mode))
+    except CleanSlateError as exc:
+        module.fail_json(msg=str(exc), verdict="unknown")
+    if result["verdict"] in ("failed", "unknown"):
+        module.fail_json(msg=result["summary"], **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
