@@ -37,7 +37,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 LOCK_DEADLINE_S = 1500.0
 PIP_DEADLINE_S = 1200.0
-NO_PYTHON = "no Python that runs a supported ansible-core: install python3.11 with venv, or newer"
+NO_PYTHON = (
+    "no Python that runs a supported ansible-core: install python3.11 with venv, or newer (Debian: python3-venv)"
+)
 
 
 class BootstrapError(Exception):

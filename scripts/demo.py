@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -37,7 +38,7 @@ SETUP_DEADLINE_S = 1500.0
 PLAYBOOK_DEADLINE_S = 420.0
 QUIET_S = 10.0
 # What the second launch changes: harmless on a CPU, and visible in the server's own answers.
-CHANGED_FLAGS = {"max_running_requests": 7}
+CHANGED_FLAGS = {"max_total_tokens": 2048}
 
 
 class DemoError(Exception):
@@ -116,33 +117,23 @@ def process_tree(leader: int) -> list[Seen]:
 
 
 class Playbooks:
-    """Runs this checkout's playbooks on inventory/local with the demo's variables."""
+    """Runs this checkout's playbooks on inventory/local."""
 
-    def __init__(self, venv: Path, work: Path, variables: dict[str, t.Any]) -> None:
+    def __init__(self, venv: Path, environment: dict[str, str]) -> None:
         self._venv = venv
-        self._work = work
-        self._variables = variables
         self._env = {
             **os.environ,
+            **environment,
+            "CLEANSLATE_CACHE": str(cache_dir()),
             "PATH": os.pathsep.join([str(venv / "bin"), os.environ.get("PATH", os.defpath)]),
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_FORCE_COLOR": "1" if sys.stdout.isatty() else "0",
             "PYTHONUNBUFFERED": "1",
         }
 
-    def host_variables(self) -> dict[str, t.Any]:
-        """The variables of the inventory's one host."""
-        argv = [str(self._venv / "bin/ansible-inventory"), "-i", str(INVENTORY), "--list"]
-        done = subprocess.run(argv, env=self._env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            raise DemoError(f"{shlex.join(argv)} failed:\n{done.stderr}")
-        hosts = json.loads(done.stdout)["_meta"]["hostvars"]
-        if len(hosts) != 1:
-            raise DemoError(f"{INVENTORY} has {len(hosts)} hosts; the demo wants one")
-        return t.cast("dict[str, t.Any]", next(iter(hosts.values())))
-
     def value(self, expression: str) -> t.Any:
-        """What a Jinja expression gives on the inventory's host."""
+        """What a Jinja expression gives for the inventory's one host."""
+        message = f"msg={{{{ {{'value': {expression}}} | to_json }}}}"
         argv = [
             str(self._venv / "bin/ansible"),
             "all",
@@ -151,21 +142,25 @@ class Playbooks:
             "-m",
             "ansible.builtin.debug",
             "-a",
-            f"msg={{{{ {expression} | to_json }}}}",
+            message,
         ]
-        env = {**self._env, "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1", "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.oneline"}
+        env = {**self._env, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
         done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            raise DemoError(f"{expression}: {done.stdout}{done.stderr}")
-        return json.loads(json.loads(done.stdout[done.stdout.index("{") :])["msg"])
+        found = re.search(r"^[^|]*\| SUCCESS => (\{.*\})\s*$", done.stdout, re.DOTALL)
+        if done.returncode or found is None:
+            raise DemoError(f"{INVENTORY}: can't read {expression}: {done.stdout}{done.stderr}")
+        return json.loads(json.loads(found[1])["msg"])["value"]
 
-    def run(self, playbook: str, changes: dict[str, t.Any] | None = None) -> None:
+    def run(self, playbook: str, *extra: str) -> None:
         """Run one playbook; shows its output and, while it is silent, a progress line."""
-        extra = self._work / "variables.json"
-        extra.write_text(json.dumps({**self._variables, **(changes or {})}))
-        argv = [str(self._venv / "bin/ansible-playbook"), "-i", str(INVENTORY), "-e", f"@{extra}"]
-        argv.append(str(ROOT / "playbooks" / playbook))
-        say(f"ansible-playbook -i inventory/local -e @variables.json playbooks/{playbook}")
+        say(shlex.join(["ansible-playbook", "-i", "inventory/local", f"playbooks/{playbook}", *extra]))
+        argv = [
+            str(self._venv / "bin/ansible-playbook"),
+            "-i",
+            str(INVENTORY),
+            str(ROOT / "playbooks" / playbook),
+            *extra,
+        ]
         process = subprocess.Popen(
             argv, env=self._env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -213,8 +208,8 @@ def has_gpu() -> bool:
     return Path("/dev/nvidia0").exists()
 
 
-def simulated_gpus(work: Path) -> dict[str, t.Any]:
-    """Build the NVML double with two GPUs; returns the variables that make the playbooks see them."""
+def simulated_gpus(work: Path) -> dict[str, str]:
+    """Build the NVML double with two GPUs; returns the environment by which inventory/local finds them."""
     if shutil.which("gcc") is None:
         print("skipped: no gcc, so no simulated GPUs: the demo shows a host without any")
         return {}
@@ -230,7 +225,7 @@ def simulated_gpus(work: Path) -> dict[str, t.Any]:
         Hold(1, mib=20_000, title="sglang::scheduler_TP1"),
     )
     print("No GPU here: two SIMULATED GPUs (a test double of NVML), their memory follows SGLang's schedulers.")
-    return {"sglang_task_environment": double.env(), "sglang_allow_simulated": True}
+    return {"CLEANSLATE_DEMO_NVML": str(double.library_dir), "CLEANSLATE_NVML_STATE": str(double.state)}
 
 
 def chat(url: str, model: str) -> str:
@@ -247,24 +242,20 @@ def main_prepared(venv: Path) -> int:
     """The demo itself, run by the venv's Python."""
     work = cache_dir() / "demo"
     work.mkdir(parents=True, exist_ok=True)
-    variables: dict[str, t.Any] = {} if has_gpu() else simulated_gpus(work)
-    playbooks = Playbooks(venv, work, variables)
-    servers = playbooks.value("sglang_servers")
-    server = servers[0]
-    name, port = server["name"], server["port"]
+    playbooks = Playbooks(venv, {} if has_gpu() else simulated_gpus(work))
+    server = playbooks.value("sglang_servers[0]")
+    name, url = server["name"], f"http://127.0.0.1:{server['port']}"
     state_dir = Path(playbooks.value("sglang_state_dir | default('/var/lib/cleanslate')"))
-    url = f"http://127.0.0.1:{port}"
     started = time.monotonic()
     try:
         say(f"1. Start the server '{name}' from whatever state this machine is in")
         playbooks.run("relaunch.yml")
         first = process_tree(record_of(state_dir, name)["pid"])
         say(f"2. Relaunch it with another flag: {CHANGED_FLAGS}")
-        changed = {**server, "flags": {**server["flags"], **CHANGED_FLAGS}}
-        playbooks.run("relaunch.yml", {"sglang_servers": [changed, *servers[1:]]})
+        playbooks.run("relaunch.yml", "-e", json.dumps({"demo_flags": CHANGED_FLAGS}))
         say("3. What the second server answers")
         print(f"POST {url}/v1/chat/completions  'Say hello.'")
-        print(f"    {chat(url, server['flags']['model_path'])!r}")
+        print(f"    {chat(url, server['flags']['served_model_name'])!r}")
         print("    (a tiny model with random weights: the words mean nothing, the tokens are real)")
         say("4. What became of the first server's processes")
         show_gone(first)

@@ -153,6 +153,8 @@ class Runner:
         self.logs.mkdir(parents=True, exist_ok=True)
         waiting = list(steps)
         previous = signal.signal(signal.SIGTERM, _raise_stopped)
+        # A shell starts background jobs with SIGINT ignored, and the steps would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             while waiting or self._running:
                 while waiting and self._may_start(waiting[0]):

@@ -76,7 +76,6 @@ def gates() -> list[Step]:
                 600,
                 skip=each.skip,
                 cwd=ROOT,
-                env={"CI": ""},
             )
             for each in venvs()
         ),
