@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a command under a deadline, with its output in files: a surviving grandchild that holds the output can't hang a test."""
+"""Run a command under a deadline, its output in files: a surviving grandchild that holds it can't hang a test."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def register_markers(config: pytest.Config) -> None:
 
 
 def skip_without_namespaces(items: t.Iterable[pytest.Item]) -> None:
-    """For pytest_collection_modifyitems: tests marked ``ns`` or ``lab`` are skipped, with the reason, where they can't run."""
+    """For pytest_collection_modifyitems: skip tests marked ``ns`` or ``lab``, with the reason, where they can't run."""
     reason = why_not()
     if reason is None:
         return

@@ -61,7 +61,7 @@ def run_module(
     diff: bool = False,
     trace: bool = False,
 ) -> ModuleResult:
-    """Run ``plugins/modules/NAME.py``, in a namespace where one is given; ``trace`` (only there) records its signals."""
+    """Run ``plugins/modules/NAME.py``, in a namespace if one is given; ``trace`` (only there) records its signals."""
     argv, stdin = module_argv(name, check=check, diff=diff), json.dumps(dict(arguments))
     signals: list[Signal] = []
     if ns is None:

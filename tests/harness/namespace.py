@@ -73,7 +73,9 @@ class NsProcess:
 class Namespace:
     """See the module's text. ``directory`` is the test's own; logs of the harness go there."""
 
-    def __init__(self, directory: Path, *, network: bool = True, shm_mib: int = 64, keep: t.Sequence[Path] = ()) -> None:
+    def __init__(
+        self, directory: Path, *, network: bool = True, shm_mib: int = 64, keep: t.Sequence[Path] = ()
+    ) -> None:
         self.directory = directory / "ns"
         self.network = network
         self.shm_mib = shm_mib
@@ -150,7 +152,7 @@ class Namespace:
         return int(text.rpartition(")")[2].split()[19]) if text else None
 
     def living(self) -> set[tuple[int, int]]:
-        """(pid, start ticks) of all processes inside but process 1 and zombies: compare two of these to see who left."""
+        """(pid, start ticks) of all processes inside but process 1 and zombies: two of these show who left."""
         found = set()
         for pid in self.pids():
             fields = _read(str(self.proc / str(pid) / "stat")).rpartition(")")[2].split()
@@ -238,7 +240,7 @@ class Namespace:
         return t.cast(T, result)
 
     def _call_inside(self, function: t.Callable[[], T], write_end: int) -> t.NoReturn:
-        """In the forked child: enter, fork again (only a child is in the PID namespace), answer, end without cleanup."""
+        """In the forked child: enter, fork again (only a child is in the PID namespace), answer, end."""
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             for kind in (*(["net"] if self.network else []), "pid", "mnt"):

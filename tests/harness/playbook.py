@@ -6,8 +6,8 @@
     run = run_playbook(ROOT / "playbooks" / "teardown.yml", inventory=inventory, deadline_s=120, ns=ns)
     assert run.rc == 0 and run.result("gpu", "Evict").get("changed")
 
-The results come from our own callback plugin (callback_plugins/harness_events.py), which writes one JSON object per task
-and host into a file: nothing but ansible-core is needed, and the text for people stays what it is.
+The results come from our own callback plugin (callback_plugins/harness_events.py), which writes one JSON object per
+task and host into a file: nothing but ansible-core is needed, and the text for people stays what it is.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ def run_task(
     }
     path = scratch / f"task.{next(_numbers)}.yml"
     path.write_text(json.dumps([play]))
-    run = run_playbook(path, scratch=scratch, deadline_s=deadline_s, inventory="localhost,", env=env, check=check, ns=ns)
+    run = run_playbook(
+        path, scratch=scratch, deadline_s=deadline_s, inventory="localhost,", env=env, check=check, ns=ns
+    )
     assert len(run.tasks) == 1, f"rc {run.rc}\n{run.stdout}\n{run.stderr}"
     return run.tasks[0]

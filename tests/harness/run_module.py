@@ -22,7 +22,9 @@ def main() -> None:
     arguments["_ansible_diff"] = "--diff" in switches
     sys.argv[1:] = []
     with patch_module_args(arguments):
-        runpy.run_module(f"ansible_collections.cleanslate.sglang.plugins.modules.{name}", run_name="__main__", alter_sys=True)
+        runpy.run_module(
+            f"ansible_collections.cleanslate.sglang.plugins.modules.{name}", run_name="__main__", alter_sys=True
+        )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start the stand-in SGLang server (tests/doubles/sglang_standin) inside a namespace and talk to it.
 
-    server = start_standin(ns, "--tp-size", "2", faults={"IGNORE_TERM": "1"})
-    assert server.request("GET", "/health").status == 200
+server = start_standin(ns, "--tp-size", "2", faults={"IGNORE_TERM": "1"})
+assert server.request("GET", "/health").status == 200
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Standin:
 
 
 def environment(faults: t.Mapping[str, str] | None = None) -> dict[str, str]:
-    """What to add to the environment so that ``python -m sglang.launch_server`` is the stand-in, with these switches."""
+    """What makes ``python -m sglang.launch_server`` the stand-in, with these switches; added to our environment."""
     switches = {f"SGLANG_STANDIN_{name}": value for name, value in (faults or {}).items()}
     return {"PYTHONPATH": str(STANDIN), "PYTHONDONTWRITEBYTECODE": "1", **switches}
 

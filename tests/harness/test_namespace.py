@@ -41,7 +41,9 @@ def test_detached_process_is_a_child_of_process_1_and_is_reaped(ns: Namespace) -
 
 
 def test_run_gives_status_and_output(ns: Namespace) -> None:
-    done = ns.run(["sh", "-c", "cat; echo err >&2; echo $VALUE; pwd; exit 3"], 5, {"VALUE": "v"}, stdin="in\n", cwd=Path("/"))
+    done = ns.run(
+        ["sh", "-c", "cat; echo err >&2; echo $VALUE; pwd; exit 3"], 5, {"VALUE": "v"}, stdin="in\n", cwd=Path("/")
+    )
     assert (done.rc, done.stdout, done.stderr) == (3, "in\nv\n/\n", "err\n")
 
 

@@ -34,7 +34,11 @@ def test_results_of_a_playbook(tmp_path: Path) -> None:
     playbook.write_text(PLAY)
     run = run_playbook(playbook, scratch=tmp_path, deadline_s=60, inventory="localhost,", extra_vars={"word": "hello"})
     assert run.rc == 2, run.stderr
-    assert [(task.task, task.status) for task in run.tasks] == [("Say it", "ok"), ("Not now", "skipped"), ("Fail", "failed")]
+    assert [(task.task, task.status) for task in run.tasks] == [
+        ("Say it", "ok"),
+        ("Not now", "skipped"),
+        ("Fail", "failed"),
+    ]
     assert run.named("Say")[0].result["msg"] == "hello"
     assert run.of_action("fail")[0].result["msg"] == "broken"
 

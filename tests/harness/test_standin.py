@@ -70,14 +70,16 @@ def test_leader_killed_in_the_spawn_phase_leaves_children_that_load_on(ns: Names
     wait_for("both in the spawn phase's sleep", lambda: all(_asleep(ns, pid) for pid in spawned()))
     orphans = spawned()
     kill(ns, server.leader.pid, signal.SIGKILL)
-    wait_for("titles", lambda: [ns.titles().get(pid) for pid in orphans] == ["sglang::scheduler", "sglang::detokenizer"])
+    wait_for(
+        "titles", lambda: [ns.titles().get(pid) for pid in orphans] == ["sglang::scheduler", "sglang::detokenizer"]
+    )
     for pid in orphans:
         assert "\nPPid:\t1\n" in (ns.proc / str(pid) / "status").read_text()
 
 
 def _asleep(ns: Namespace, pid: int) -> bool:
     """In time.sleep, and not in the read of what the parent sends a spawned child at birth."""
-    # wchan, since system call numbers differ by architecture: Python 3.11 sleeps by clock_nanosleep, older ones by select.
+    # wchan, since system call numbers differ by architecture. Python 3.11 sleeps in clock_nanosleep, older ones in select.
     wchan = (ns.proc / str(pid) / "wchan").read_text()
     return "nanosleep" in wchan or wchan in ("poll_schedule_timeout", "do_select", "core_sys_select")
 
@@ -228,7 +230,9 @@ def test_reasoning_goes_apart_only_with_a_parser(ns: Namespace) -> None:
 
 def test_config_file_comes_before_the_command_line_and_one_word_is_ignored(ns: Namespace, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("tp-size: 2\nserved-model-name: from-file\nreasoning-parser: kimi_k2\ndisable-cuda-graph: false\n")
+    config.write_text(
+        "tp-size: 2\nserved-model-name: from-file\nreasoning-parser: kimi_k2\ndisable-cuda-graph: false\n"
+    )
     server = start_standin(ns, "--config", str(config), "--served-model-name", "from-line")
     info = server.request("GET", "/server_info").json
     assert (info["tp_size"], info["served_model_name"], info["reasoning_parser"]) == (2, "from-line", "kimi_k2")
@@ -246,7 +250,10 @@ def test_port_conflict(ns: Namespace) -> None:
     first = start_standin(ns)
     second = start_standin(ns, wait=False)
     second.leader.wait_gone(30)
-    assert "[Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use" in second.text()
+    assert (
+        "[Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
+        in second.text()
+    )
     assert first.request("GET", "/health").status == 200
 
 
@@ -285,7 +292,10 @@ def test_start_that_hangs_never_listens(ns: Namespace, how: str) -> None:
     server = start_standin(ns, faults={"HANG": how}, wait=False)
     server.wait_log("Load weight begin")
     pid = server.find("sglang::scheduler")
-    wait_for("processor time" if how == "spin" else "asleep", lambda: (_ticks(ns, pid) > 30) if how == "spin" else _asleep(ns, pid))
+    wait_for(
+        "processor time" if how == "spin" else "asleep",
+        lambda: (_ticks(ns, pid) > 30) if how == "spin" else _asleep(ns, pid),
+    )
     assert not _port_open(server)
 
 
@@ -367,5 +377,7 @@ def test_installed_like_a_real_one(ns: Namespace, tmp_path: Path) -> None:
     assert server.request("GET", "/ready").status == 200
     info = server.request("GET", "/server_info").json
     assert (info["version"], info["launch_command"]) == ("0.5.23", "serve --model-path /m")
-    done = subprocess.run([python, "-c", "import sglang; print(sglang.__version__)"], capture_output=True, timeout=20, check=True)
+    done = subprocess.run(
+        [python, "-c", "import sglang; print(sglang.__version__)"], capture_output=True, timeout=20, check=True
+    )
     assert done.stdout == b"0.5.23\n"

@@ -34,7 +34,7 @@ _DECODED = re.compile(r"^(?P<number>\d+)<pid:(?P<pid>\d+)>$")
 
 @dataclasses.dataclass(frozen=True)
 class Signal:
-    """One signal that was sent. ``sender`` is the sending task; ``target`` a pid (negative: a group), as the caller saw it.
+    """One signal that was sent. ``sender`` is the sending task; ``target`` a pid (negative: a group) in its namespace.
 
     ``target`` is None where a pidfd could not be resolved: treat it as a failure of the proof. ``result`` is 0 or -1.
     """

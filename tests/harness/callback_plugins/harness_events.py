@@ -17,7 +17,7 @@ requirements:
 
 import json
 import os
-from typing import Any
+import typing as t
 
 from ansible.parsing.ajson import AnsibleJSONEncoder
 from ansible.plugins.callback import CallbackBase
@@ -31,7 +31,7 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "harness_events"
     CALLBACK_NEEDS_ENABLED = True
 
-    def _write(self, result: Any, status: str, ignored: bool = False) -> None:
+    def _write(self, result: t.Any, status: str, ignored: bool = False) -> None:
         event = {
             "host": result._host.get_name(),
             "task": result._task.get_name(),
@@ -41,16 +41,16 @@ class CallbackModule(CallbackBase):
             "result": result._result,
         }
         with open(os.environ["HARNESS_EVENTS"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(event, cls=AnsibleJSONEncoder) + "\n")
+            file.write(json.dumps(event, cls=t.cast("type[json.JSONEncoder]", AnsibleJSONEncoder)) + "\n")
 
-    def v2_runner_on_ok(self, result: Any) -> None:
+    def v2_runner_on_ok(self, result: t.Any) -> None:
         self._write(result, "ok")
 
-    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+    def v2_runner_on_failed(self, result: t.Any, ignore_errors: bool = False) -> None:
         self._write(result, "failed", ignore_errors)
 
-    def v2_runner_on_skipped(self, result: Any) -> None:
+    def v2_runner_on_skipped(self, result: t.Any) -> None:
         self._write(result, "skipped")
 
-    def v2_runner_on_unreachable(self, result: Any) -> None:
+    def v2_runner_on_unreachable(self, result: t.Any) -> None:
         self._write(result, "unreachable")

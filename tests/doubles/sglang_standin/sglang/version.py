@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The version that the stand-in claims to be: SGLANG_STANDIN_VERSION, else that of the installed dist-info, else 0.5.15."""
+"""The version that the stand-in claims: SGLANG_STANDIN_VERSION, else that of the dist-info, else 0.5.15."""
 
 from __future__ import annotations
 

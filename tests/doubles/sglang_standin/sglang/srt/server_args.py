@@ -1,9 +1,9 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The common ones of SGLang 0.5.15's options, parsed as SGLang does: argparse with abbreviations, --config YAML before them.
+"""The common ones of SGLang 0.5.15's options: argparse with abbreviations, --config YAML before the command line.
 
-The option names stand here as add_argument calls, so that a reader of the sources (ast) finds them where SGLang has them.
+The names stand here as add_argument calls, so that a reader of the sources (ast) finds them where SGLang has them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,65 @@ import json
 import pathlib
 import random
 import types
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-REASONING_PARSERS = (
-    "auto deepseek-r1 deepseek-v3 glm45 gpt-oss kimi kimi_k2 minimax minimax-append-think mistral qwen3 qwen3-thinking "
-    "step3 nemotron_3 interns1"
-).split()
-TOOL_CALL_PARSERS = (
-    "auto deepseekv3 deepseekv31 deepseekv32 glm glm45 glm47 gpt-oss kimi_k2 llama3 minimax-m2 mistral pythonic qwen qwen25 "
-    "qwen3_coder step3"
-).split()
-ATTENTION_BACKENDS = (
-    "triton torch_native flex_attention nsa fa3 fa4 flashinfer flashmla cutlass_mla trtllm_mla tokenspeed_mla trtllm_mha "
-    "dual_chunk_flash_attn aiter wave intel_amx ascend intel_xpu"
-).split()
+REASONING_PARSERS = [
+    "auto",
+    "deepseek-r1",
+    "deepseek-v3",
+    "glm45",
+    "gpt-oss",
+    "kimi",
+    "kimi_k2",
+    "minimax",
+    "minimax-append-think",
+    "mistral",
+    "qwen3",
+    "qwen3-thinking",
+    "step3",
+    "nemotron_3",
+    "interns1",
+]
+TOOL_CALL_PARSERS = [
+    "auto",
+    "deepseekv3",
+    "deepseekv31",
+    "deepseekv32",
+    "glm",
+    "glm45",
+    "glm47",
+    "gpt-oss",
+    "kimi_k2",
+    "llama3",
+    "minimax-m2",
+    "mistral",
+    "pythonic",
+    "qwen",
+    "qwen25",
+    "qwen3_coder",
+    "step3",
+]
+ATTENTION_BACKENDS = [
+    "triton",
+    "torch_native",
+    "flex_attention",
+    "nsa",
+    "fa3",
+    "fa4",
+    "flashinfer",
+    "flashmla",
+    "cutlass_mla",
+    "trtllm_mla",
+    "tokenspeed_mla",
+    "trtllm_mha",
+    "dual_chunk_flash_attn",
+    "aiter",
+    "wave",
+    "intel_amx",
+    "ascend",
+    "intel_xpu",
+]
 
 
 class ServerArgs(types.SimpleNamespace):
@@ -138,7 +183,7 @@ def _resolve(args: ServerArgs) -> ServerArgs:
     return args
 
 
-def _merge_config(parser: argparse.ArgumentParser, words: List[str]) -> List[str]:
+def _merge_config(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
     """Put the file's options before those of the command line, which win."""
     if words.count("--config") > 1:
         raise ValueError("Multiple config files specified! Only one allowed.")
@@ -154,7 +199,7 @@ def _merge_config(parser: argparse.ArgumentParser, words: List[str]) -> List[str
     if not isinstance(config, dict):
         raise ValueError("Config file must contain a dictionary at root level")
     switches = {action.dest for action in parser._actions if isinstance(action, argparse._StoreTrueAction)}
-    merged: List[str] = []
+    merged: list[str] = []
     for key, value in config.items():
         if isinstance(value, bool):
             if key.replace("-", "_") not in switches:
@@ -178,7 +223,7 @@ def read_yaml(text: str) -> Any:
 
 
 def _read_flat_yaml(text: str) -> dict[str, Any]:
-    """``key: scalar`` lines, lists as ``[a, b]`` or as ``- item`` lines, JSON objects; anything else is a ValueError."""
+    """``key: scalar`` lines, lists as ``[a, b]`` or ``- item`` lines, JSON objects; anything else is a ValueError."""
     config: dict[str, Any] = {}
     key = ""
     for number, line in enumerate(text.splitlines(), start=1):

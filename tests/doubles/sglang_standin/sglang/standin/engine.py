@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from typing import Dict, List, Optional, Sequence
+from collections.abc import Sequence
 
 from sglang.standin.settings import Settings
 from sglang.standin.worker import SHUTDOWN, Connection
@@ -22,7 +23,7 @@ class Channel:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._waiting: Dict[int, threading.Event] = {}
+        self._waiting: dict[int, threading.Event] = {}
 
     def read_ready(self) -> dict[str, int]:
         """Block until the worker is ready. EOFError if it died before."""
@@ -47,10 +48,8 @@ class Channel:
         event = threading.Event()
         with self._lock:
             self._waiting[number] = event
-            try:
+            with contextlib.suppress(OSError):  # a dead worker: the request hangs
                 self._connection.send((number, from_user))
-            except OSError:
-                pass  # a dead worker: the request hangs
         return event
 
     def shut_down(self) -> None:
@@ -73,9 +72,9 @@ class Engine:
         self._turn = itertools.count()
         self._requests = itertools.count(1)
         self._lock = threading.Lock()
-        self.running: Dict[str, int] = {}
+        self.running: dict[str, int] = {}
 
-    def begin(self, request_id: str, dp_rank: Optional[int]) -> int:
+    def begin(self, request_id: str, dp_rank: int | None) -> int:
         """Count a request in; returns the data parallel rank that serves it (round robin unless chosen)."""
         with self._lock:
             chosen = next(self._turn) % len(self.groups) if dp_rank is None else dp_rank
@@ -93,7 +92,7 @@ class Engine:
         if 0 <= self.settings.hang_after < number:
             threading.Event().wait()
 
-    def step(self, dp_rank: int, from_user: bool, deadline: Optional[float] = None) -> bool:
+    def step(self, dp_rank: int, from_user: bool, deadline: float | None = None) -> bool:
         """One token. False if it did not come before ``deadline`` (time.monotonic); without one it waits for ever."""
         number = next(self._numbers)
         events = [channel.ask(number, from_user) for channel in (*self.groups[dp_rank], self.detokenizer)]
@@ -108,7 +107,9 @@ class Engine:
         """What /health looks at: whether anything came back from any rank."""
         deadline = time.monotonic() + timeout_s
         found = threading.Event()
-        running = [threading.Thread(target=self._probe, args=(rank, deadline, found), daemon=True) for rank in self._ranks()]
+        running = [
+            threading.Thread(target=self._probe, args=(rank, deadline, found), daemon=True) for rank in self._ranks()
+        ]
         for thread in running:
             thread.start()
         return found.wait(timeout_s)
@@ -117,7 +118,7 @@ class Engine:
         if self.step(dp_rank, False, deadline):
             found.set()
 
-    def _ranks(self) -> List[int]:
+    def _ranks(self) -> list[int]:
         return list(range(len(self.groups)))
 
     def shut_down(self) -> None:

@@ -29,9 +29,9 @@ LEADER = ("model", "warmup")
 ALL = (*PHASES, *LEADER)
 
 CUDA_OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried} GiB. GPU 0 has a total capacity of 94.97 GiB of "
-    "which {free} MiB is free. Including non-PyTorch memory, this process has 94.12 GiB memory in use. Of the allocated memory "
-    "93.01 GiB is allocated by PyTorch, and 214.13 MiB is reserved by PyTorch but unallocated."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried} GiB. GPU 0 has a total capacity of "
+    "94.97 GiB of which {free} MiB is free. Including non-PyTorch memory, this process has 94.12 GiB memory in use. "
+    "Of the allocated memory 93.01 GiB is allocated by PyTorch, and 214.13 MiB is reserved by PyTorch but unallocated."
 )
 GRAPH_HINT = (
     "\nPossible solutions:\n"
@@ -57,9 +57,11 @@ def text_of(kind: str, args: ServerArgs) -> str:
         ),
         "memory": "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: "
         f"self.server_args.mem_fraction_static={args.mem_fraction_static}",
-        "hicache": f"ValueError: Not enough host memory available. Requesting {size_gb:.2f} GB but only have 123.45 GB free. "
-        "Please reduce the size of the hierarchical cache.",
-        "graph_oom": "Exception: Capture cuda graph failed: " + CUDA_OOM.format(tried="1.32", free="512.00") + GRAPH_HINT,
+        "hicache": f"ValueError: Not enough host memory available. Requesting {size_gb:.2f} GB but only have "
+        "123.45 GB free. Please reduce the size of the hierarchical cache.",
+        "graph_oom": "Exception: Capture cuda graph failed: "
+        + CUDA_OOM.format(tried="1.32", free="512.00")
+        + GRAPH_HINT,
         "prefill_oom": CUDA_OOM.format(tried="3.50", free="839.00"),
         "model": f"OSError: {args.model_path} is not a local folder and is not a valid model identifier listed on "
         "'https://huggingface.co/models'",

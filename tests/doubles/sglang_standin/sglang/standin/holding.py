@@ -11,7 +11,7 @@ import secrets
 import socket
 import stat
 import tempfile
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 SHM = "/dev/shm"
 PAGE = 4096
@@ -21,7 +21,7 @@ LOADS_BYTES = 16 * 1024
 QUEUE_BYTES = 64 * 1024
 
 # Everything that has to stay open as long as the process lives.
-_kept: List[object] = []
+_kept: list[object] = []
 
 
 def visit_devices(paths: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ def hold_device(path: str) -> None:
         _map(path, descriptor, READABLE_BYTES, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def _open(path: str) -> Optional[int]:
+def _open(path: str) -> int | None:
     """A descriptor that can be mapped, or None: a node without a driver is kept open with O_PATH and not mapped."""
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -51,7 +51,7 @@ def _open(path: str) -> Optional[int]:
 
 
 def _map(path: str, descriptor: int, size: int, protection: int) -> None:
-    # A shared mapping of /dev/zero's number shows as shared memory, not as the node; a block device maps as nvidia does.
+    # A shared mapping of /dev/zero's number shows as shared memory, not as the node; block devices map as nvidia's do.
     shared = stat.S_ISBLK(os.stat(path).st_mode)
     flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     _kept.append(mmap.mmap(descriptor, size, flags=flags, prot=protection))
@@ -102,7 +102,7 @@ def make_ipc_sockets() -> None:
             pass
 
 
-def listen_like_torch(first_rank: bool, nccl_port: Optional[int]) -> None:
+def listen_like_torch(first_rank: bool, nccl_port: int | None) -> None:
     """The TCPStore of the first rank on all addresses, and one gloo listener per scheduler on loopback."""
     addresses = [("127.0.0.1", 0)]
     if first_rank:

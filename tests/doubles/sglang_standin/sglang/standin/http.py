@@ -13,7 +13,8 @@ import socket
 import sys
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any, Callable
 from urllib.parse import parse_qs, urlsplit
 
 from sglang.srt.server_args import ServerArgs
@@ -35,7 +36,7 @@ class Api:
         args: ServerArgs,
         settings: Settings,
         engine: Engine,
-        info: Dict[str, int],
+        info: dict[str, int],
         on_request: Callable[[], None],
     ) -> None:
         self.args = args
@@ -69,7 +70,7 @@ class Api:
             for _token in self._tokens(8, dp_rank, from_user=False):
                 pass
 
-    def _tokens(self, count: int, dp_rank: Optional[int], from_user: bool = True) -> Iterator[int]:
+    def _tokens(self, count: int, dp_rank: int | None, from_user: bool = True) -> Iterator[int]:
         """Yield the serving rank once per token; the request counts as in flight until the last one is taken."""
         self.on_request()
         request_id = uuid.uuid4().hex
@@ -84,7 +85,7 @@ class Api:
         finally:
             self.engine.end(request_id)
 
-    def generate(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    def generate(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """/generate: the text so far after each token; the last one is the answer of a plain request."""
         dp_rank = body.get("routed_dp_rank", body.get("data_parallel_rank"))
         if dp_rank is not None and not 0 <= int(dp_rank) < len(self.engine.groups):
@@ -96,7 +97,7 @@ class Api:
         text = ""
         for done, rank in enumerate(self._tokens(count, None if dp_rank is None else int(dp_rank)), start=1):
             text += " " + (words[(done - 1) % (len(words) - 1)])
-            meta: Dict[str, Any] = {
+            meta: dict[str, Any] = {
                 "id": request_id,
                 "finish_reason": {"type": "length", "length": count} if done == count else None,
                 "prompt_tokens": 4,
@@ -108,18 +109,21 @@ class Api:
                 meta["dp_rank"] = rank
             yield {"text": text, "output_ids": list(range(1, done + 1)), "meta_info": meta}
 
-    def chat_parts(self, body: Dict[str, Any]) -> Iterator[Dict[str, str]]:
+    def chat_parts(self, body: dict[str, Any]) -> Iterator[dict[str, str]]:
         """The deltas of one chat answer: reasoning apart where a parser was asked for, else inside the content."""
         count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 8)
         thinking = "reasoning_content" if self.args.reasoning_parser else "content"
-        pieces = [{thinking: THOUGHT if self.args.reasoning_parser else f"<think>{THOUGHT}</think>"}, {"content": ANSWER}]
+        pieces = [
+            {thinking: THOUGHT if self.args.reasoning_parser else f"<think>{THOUGHT}</think>"},
+            {"content": ANSWER},
+        ]
         for done, _rank in enumerate(self._tokens(count, body.get("routed_dp_rank"))):
             if done < len(pieces):
                 yield pieces[done]
             else:
                 yield {"content": " ..."}
 
-    def server_info(self) -> Dict[str, Any]:
+    def server_info(self) -> dict[str, Any]:
         """/server_info: every rank has to answer, without a time limit; echoes the secrets in clear."""
         states = []
         self.on_request()
@@ -143,7 +147,7 @@ class Api:
                 )
         finally:
             self.engine.end(request_id)
-        result: Dict[str, Any] = {
+        result: dict[str, Any] = {
             **vars(self.args),
             "status": "ready",
             **self.info,
@@ -156,7 +160,7 @@ class Api:
             result["launch_command"] = " ".join(sys.argv[1:])
         return result
 
-    def loads(self) -> Dict[str, Any]:
+    def loads(self) -> dict[str, Any]:
         """/v1/loads: answered from shared memory, so it answers whatever the schedulers do."""
         running = list(self.engine.running.values())
         return {
@@ -182,7 +186,7 @@ class Api:
             ],
         }
 
-    def model_info(self) -> Dict[str, Any]:
+    def model_info(self) -> dict[str, Any]:
         """/model_info."""
         return {
             "model_path": self.args.model_path,
@@ -196,7 +200,7 @@ class Api:
             "architectures": ["StandinForCausalLM"],
         }
 
-    def models(self) -> Dict[str, Any]:
+    def models(self) -> dict[str, Any]:
         """/v1/models."""
         name = self.args.served_model_name
         card = {
@@ -240,9 +244,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answer = self._json_answers().get(path)
             self._reply_json(200, answer()) if answer else self._reply_json(404, {"detail": "Not Found"})
 
-    def _json_answers(self) -> Dict[str, Callable[[], Dict[str, Any]]]:
+    def _json_answers(self) -> dict[str, Callable[[], dict[str, Any]]]:
         api = self.api
-        answers: Dict[str, Callable[[], Dict[str, Any]]] = {
+        answers: dict[str, Callable[[], dict[str, Any]]] = {
             "/get_model_info": api.model_info,
             "/get_server_info": api.server_info,
             "/v1/models": api.models,
@@ -271,16 +275,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except (BadRequest, ValueError) as error:
             self._reply_json(400, {"error": {"message": str(error)}})
 
-    def _generate(self, body: Dict[str, Any]) -> None:
+    def _generate(self, body: dict[str, Any]) -> None:
         if body.get("stream"):
             self._stream(self.api.generate(body))
             return
-        answer: Dict[str, Any] = {}
-        for answer in self.api.generate(body):
-            pass
-        self._reply_json(200, answer)
+        answers = list(self.api.generate(body))
+        self._reply_json(200, answers[-1] if answers else {})
 
-    def _chat(self, body: Dict[str, Any]) -> None:
+    def _chat(self, body: dict[str, Any]) -> None:
         base = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": self.api.args.served_model_name}
         parts = self.api.chat_parts(body)
         if body.get("stream"):
@@ -295,7 +297,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         texts = {"content": "", "reasoning_content": ""}
         count = 0
-        for count, part in enumerate(parts, start=1):
+        for part in parts:
+            count += 1
             for key, text in part.items():
                 texts[key] += text
         message = {
@@ -314,7 +317,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             },
         )
 
-    def _stream(self, events: Iterator[Dict[str, Any]]) -> None:
+    def _stream(self, events: Iterator[dict[str, Any]]) -> None:
         """Server-sent events; the connection's end is the end of the body."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -336,7 +339,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._reply_json(401, {"error": "Unauthorized"})
         return False
 
-    def _reply_json(self, status: int, value: Dict[str, Any]) -> None:
+    def _reply_json(self, status: int, value: dict[str, Any]) -> None:
         self._reply(status, json.dumps(value).encode(), "application/json")
 
     def _reply(self, status: int, body: bytes = b"", content_type: str = "") -> None:
@@ -354,7 +357,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         print(f'INFO:     {host}:{port} - "{self.requestline}" {int(code)} {phrase}', flush=True)
 
 
-def _only_rank(loads: Dict[str, Any], dp_rank: Optional[str]) -> Dict[str, Any]:
+def _only_rank(loads: dict[str, Any], dp_rank: str | None) -> dict[str, Any]:
     if dp_rank is None:
         return loads
     return {**loads, "loads": [load for load in loads["loads"] if str(load["dp_rank"]) == dp_rank]}

@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The leader: starts the children, waits until they are ready, serves HTTP, and goes the ways that SGLang 0.5.15 goes.
+"""The leader: starts the children, waits until they are ready, serves HTTP, and ends as SGLang 0.5.15 ends.
 
 Its title stays the command line. Main thread: waits for errands and takes signals. Threads: HTTP, warmup, one per child
 that watches for its death, and the one that polls for SIGTERM.
@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 import warnings
-from typing import List, NoReturn, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NoReturn
 
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.standin import failures, holding
@@ -98,15 +99,15 @@ class Leader:
             self.errands.get()
             self._install_handlers(api)
 
-    def _start_children(self, ranks: List[Rank]) -> Tuple[List[Child], List[Channel], Channel]:
+    def _start_children(self, ranks: list[Rank]) -> tuple[list[Child], list[Channel], Channel]:
         """Schedulers (or the data parallel controller) first, then the detokenizer, as SGLang does."""
         context = multiprocessing.get_context("spawn")
         pairs = [multiprocessing.Pipe() for _ in ranks]
-        ends: List[Tuple[Rank, Connection]] = [(rank, pair[1]) for rank, pair in zip(ranks, pairs)]
+        ends: list[tuple[Rank, Connection]] = [(rank, pair[1]) for rank, pair in zip(ranks, pairs)]
         if self.args.dp_size > 1:
             controller = context.Process(target=run_controller, args=(self.args, ends))
             controller.start()
-            children: List[Child] = [controller]
+            children: list[Child] = [controller]
             for _rank, connection in ends:
                 connection.close()
         else:
@@ -117,7 +118,7 @@ class Leader:
         theirs.close()
         return [*children, detokenizer], [Channel(pair[0]) for pair in pairs], Channel(ours)
 
-    def _wait_until_ready(self, children: List[Child], channels: List[Channel]) -> dict[str, int]:
+    def _wait_until_ready(self, children: list[Child], channels: list[Channel]) -> dict[str, int]:
         """The first scheduler's init info. A child that dies before is an error that ends the server with status 1."""
         infos = []
         for rank, channel in enumerate(channels):
@@ -157,7 +158,10 @@ class Leader:
         """The first request, to ourselves; after it /health is 200."""
         time.sleep(self.settings.warmup_s)
         if self.settings.crash == "warmup":
-            log("Initialization failed. warmup error: AssertionError: res=<Response [500]>, res.text='Internal Server Error'")
+            log(
+                "Initialization failed. warmup error: AssertionError: "
+                "res=<Response [500]>, res.text='Internal Server Error'"
+            )
             kill_tree(include_self=True)
         if not self.args.skip_server_warmup:
             api.generate_warmup()
@@ -179,15 +183,15 @@ class Leader:
         threading.Thread(target=self._poll_for_termination, args=(api,), daemon=True).start()
         self.handlers_installed.set()
 
-    def _on_sigterm(self, signum: int, frame: Optional[object]) -> None:
+    def _on_sigterm(self, signum: int, frame: object | None) -> None:
         log(f"SIGTERM received. {signum=} frame=... Draining requests and shutting down...")
         self.terminating = True
 
-    def _on_sigquit_at_launch(self, signum: int, frame: Optional[object]) -> None:
+    def _on_sigquit_at_launch(self, signum: int, frame: object | None) -> None:
         log("Received sigquit from a child process. It usually means the child failed.")
         kill_tree(include_self=True)
 
-    def _on_sigquit(self, signum: int, frame: Optional[object]) -> None:
+    def _on_sigquit(self, signum: int, frame: object | None) -> None:
         log(f"SIGQUIT received. {signum=}, frame=... It usually means one child failed.")
         kill_tree(include_self=True)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Optional, Tuple
 
 PREFIX = "SGLANG_STANDIN_"
 # Read elsewhere: the first by sglang.version, the second by the tests.
@@ -41,12 +40,12 @@ class Settings:
     listeners: bool = True
 
     @property
-    def device_paths(self) -> Tuple[str, ...]:
+    def device_paths(self) -> tuple[str, ...]:
         """The paths in ``devices``, which are separated by commas."""
         return tuple(path for path in self.devices.split(",") if path)
 
 
-def read_settings(environ: Optional[dict[str, str]] = None) -> Settings:
+def read_settings(environ: dict[str, str] | None = None) -> Settings:
     """Settings from the environment. An unknown SGLANG_STANDIN_* name or an unreadable value raises ValueError."""
     source = dict(os.environ) if environ is None else environ
     fields = {field.name: field for field in dataclasses.fields(Settings)}

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Dict, List
 
 
-def descendants(pid: int) -> List[int]:
+def descendants(pid: int) -> list[int]:
     """All living descendants of ``pid``, parents before children."""
-    children: Dict[int, List[int]] = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -21,7 +20,7 @@ def descendants(pid: int) -> List[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # gone between the listing and the look
             children.setdefault(parent, []).append(int(name))
-    found: List[int] = []
+    found: list[int] = []
     todo = [pid]
     while todo:
         below = children.get(todo.pop(), [])

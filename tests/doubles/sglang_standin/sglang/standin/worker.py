@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The children: scheduler, detokenizer and data parallel controller.
 
-Each starts as a real multiprocessing spawn process, whose command line names neither SGLang nor its rank; it stays that for
-the spawn phase and only then asks for the parent-death signal and takes its title, in SGLang's order. With the leader it
-speaks over one multiprocessing connection: ("ready", info) first, then each request number comes back as its answer.
+Each starts as a real multiprocessing spawn process, whose command line names neither SGLang nor its rank; it stays that
+for the spawn phase and only then asks for the parent-death signal and takes its title, in SGLang's order. With the
+leader it speaks over one multiprocessing connection: ("ready", info) first, then each request number comes back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import resource
 import signal
 import sys
 import time
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 from sglang.srt.server_args import ServerArgs
 from sglang.standin import failures, holding
@@ -32,7 +32,7 @@ Connection = multiprocessing.connection.Connection
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """Which scheduler this is. Sizes are the server's, ``number`` counts over all ranks; the segment is the leader's."""
+    """Which scheduler this is: sizes are the server's, ``number`` counts all ranks, the segment is the leader's."""
 
     dp_rank: int
     tp_rank: int
@@ -51,7 +51,7 @@ class Rank:
         return data + (f" TP{self.tp_rank}" if self.tp_size > 1 else "")
 
 
-def ranks_of(args: ServerArgs, loads_segment: str) -> List[Rank]:
+def ranks_of(args: ServerArgs, loads_segment: str) -> list[Rank]:
     """All ranks in the order of their numbers."""
     return [
         Rank(dp_rank, tp_rank, args.dp_size, args.tp_size, loads_segment)
@@ -73,6 +73,7 @@ def run_scheduler(args: ServerArgs, rank: Rank, connection: Connection) -> None:
     die_with_parent()
     set_title("sglang::scheduler" + rank.label.replace(" ", "_"))
     set_prefix(rank.label)
+    segment = None
     try:
         segment = _load(args, rank, settings)
         _answer(args, rank, settings, connection)
@@ -85,7 +86,7 @@ def run_scheduler(args: ServerArgs, rank: Rank, connection: Connection) -> None:
         os.unlink(segment)
 
 
-def _load(args: ServerArgs, rank: Rank, settings: Settings) -> Optional[str]:
+def _load(args: ServerArgs, rank: Rank, settings: Settings) -> str | None:
     """Everything before readiness. Returns the path of the queue segment if this rank made one."""
     holding.map_segment(rank.loads_segment, holding.LOADS_BYTES)
     log("Init torch distributed begin.")
@@ -109,7 +110,8 @@ def _load(args: ServerArgs, rank: Rank, settings: Settings) -> Optional[str]:
     log(f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {tokens}, K size: 6.61 GB, V size: 6.61 GB")
     log(f"Memory pool end. avail mem={left_gb + 1.5:.2f} GB")
     if args.enable_hierarchical_cache:
-        log(f"Allocating {float(args.hicache_size or settings.pinned_mib / 1000):.2f} GB host memory for hierarchical KV cache.")
+        size_gb = float(args.hicache_size or settings.pinned_mib / 1000)
+        log(f"Allocating {size_gb:.2f} GB host memory for hierarchical KV cache.")
     holding.pin_memory(settings.pinned_mib)
     if not args.disable_cuda_graph:
         log(
@@ -138,7 +140,7 @@ def _hang(how: str) -> None:
 
 
 def _fork_worker() -> None:
-    """A forked helper process, such as a compile or data-loader worker: it inherits every mapping and outlives its parent.
+    """A forked helper, such as a compile or data-loader worker: it inherits every mapping and outlives its parent.
 
     The kernel drops the parent-death signal at fork, which is why it survives.
     """
@@ -188,7 +190,7 @@ def run_detokenizer(args: ServerArgs, connection: Connection) -> None:
     _serve(connection, {}, args, Rank(0, 0, 1, 1, ""), dataclasses.replace(settings, crash="", dead_dp_rank=-1))
 
 
-def run_controller(args: ServerArgs, ends: Sequence[Tuple[Rank, Connection]]) -> None:
+def run_controller(args: ServerArgs, ends: Sequence[tuple[Rank, Connection]]) -> None:
     """Entry point of the data parallel controller: it starts the schedulers and never notices when one dies."""
     settings = read_settings()
     time.sleep(settings.spawn_s)
@@ -204,11 +206,11 @@ def run_controller(args: ServerArgs, ends: Sequence[Tuple[Rank, Connection]]) ->
 
 
 def start_schedulers(
-    args: ServerArgs, ends: Sequence[Tuple[Rank, Connection]]
-) -> List[multiprocessing.process.BaseProcess]:
+    args: ServerArgs, ends: Sequence[tuple[Rank, Connection]]
+) -> list[multiprocessing.process.BaseProcess]:
     """Spawn one process per rank, hand it its end of the connection and close ours, so that its death shows as EOF."""
     context = multiprocessing.get_context("spawn")
-    children: List[multiprocessing.process.BaseProcess] = []
+    children: list[multiprocessing.process.BaseProcess] = []
     for rank, connection in ends:
         child = context.Process(target=run_scheduler, args=(args, rank, connection))
         child.start()
