@@ -58,7 +58,9 @@ class _Scanner:
     known: t.Dict[t.Tuple[t.Tuple[int, int], int], t.Optional[int]] = field(default_factory=dict)
 
     def minor_of(self, mode: int, rdev: int) -> t.Optional[int]:
-        if not stat.S_ISCHR(mode) or os.major(rdev) != self.major or os.minor(rdev) in CONTROL_MINORS:
+        # NVIDIA's nodes are character devices; another major (a lab's) may be a block device, such as a loop device.
+        device = stat.S_ISCHR(mode) or (self.major != NVIDIA_MAJOR and stat.S_ISBLK(mode))
+        if not device or os.major(rdev) != self.major or os.minor(rdev) in CONTROL_MINORS:
             return None
         return os.minor(rdev)
 
