@@ -40,7 +40,8 @@ options:
     default: /dev/shm
   deadline_s:
     description:
-      - How long, in seconds, all readings together may take. What was not read by then is C(null).
+      - How long, in seconds, all readings together may take. Memory, processes and shared memory get a third each; what
+        was not read by then is C(null).
     type: float
     default: 30
 notes:
@@ -485,15 +486,15 @@ def collect(proc: str, sys: str, shm_dir: str, deadline_s: float) -> dict[str, t
         ("read processes", lambda: pinned_facts(proc)),
         ("read shared memory", lambda: shm_facts(shm_dir, proc, now)),
     )
+    share_s = deadline_s / len(parts)  # a part that hangs must leave time for the others
     for call, function in parts:
-        left_s = max(began + deadline_s - time.monotonic(), 0.1)
-        called = call_bounded(function, left_s)
+        called = call_bounded(function, share_s)
         if called.ok:
             facts = dict(called.value)
             problems.extend(facts.pop("problems"))
             result.update(facts)
         else:
-            problems.append(_failure(call, called, deadline_s))
+            problems.append(_failure(call, called, share_s))
     return {**result, "problems": problems, "seconds": round(time.monotonic() - began, 3)}
 
 

@@ -11,7 +11,6 @@ import typing as t
 from pathlib import Path
 
 import pytest
-
 from ansible.module_utils.testing import patch_module_args
 
 OWN_PID = 4242
@@ -25,9 +24,8 @@ V1_CPU_MOUNT = b"32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cg
 
 def meminfo(**kib: int) -> bytes:
     """/proc/meminfo from sizes in kB; the HugePages counts get no unit, as the kernel writes them."""
-    return b"".join(
-        f"{name + ':':<16}{size:>8}{'' if name.startswith('HugePages_') else ' kB'}\n".encode() for name, size in kib.items()
-    )
+    units = {name: "" if name.startswith("HugePages_") else " kB" for name in kib}
+    return b"".join(f"{name + ':':<16}{size:>8}{units[name]}\n".encode() for name, size in kib.items())
 
 
 class FakeHost:

@@ -106,8 +106,8 @@ def _plausible_available(memory: HostMemory) -> t.Optional[int]:
 def available_mib(memory: HostMemory, cgroup: CgroupLimit) -> t.Optional[int]:
     """What a new process can get, in MiB: the smaller of MemAvailable and the cgroup's headroom.
 
-    None when MemAvailable or MemTotal is not known. A cgroup that could not be read (``cgroup.readable`` is False) sets no bound
-    here: whoever decides must look at that flag.
+    None when MemAvailable or MemTotal is not known. A cgroup that could not be read (``cgroup.readable`` is False) sets
+    no bound here: whoever decides must look at that flag.
     """
     available = _plausible_available(memory)
     if available is None or cgroup.headroom_mib is None:

@@ -68,7 +68,7 @@ def read_ports(proc: str = "/proc", ports: t.Sequence[int] = ()) -> t.Optional[t
 def parse_table(data: bytes, ports: t.AbstractSet[int]) -> t.Optional[list[PortUse]]:
     """The rows of /proc/net/tcp or tcp6 with one of these local ports; None if a row can't be understood."""
     lines = data.split(b"\n")
-    if not lines[0].lstrip().startswith(b"sl "):
+    if not lines[0].lstrip().startswith(b"sl ") or lines[-1]:  # no table, or one that was cut within a row
         return None
     found = []
     for line in lines[1:]:

@@ -105,8 +105,11 @@ def test_nothing_goes_after_an_incomplete_scan(file: ShmFile) -> None:
     assert not judge(file, scan_complete=False).removable
 
 
+NAMES = ["sgl_shm_mq_7_a", "sem.loky-7-a", "nccl-a", "psm_a", "sem.x", "a/nccl-b"]
+
+
 @given(
-    name=st.one_of(st.text(), st.sampled_from(["sgl_shm_mq_7_a", "sem.loky-7-a", "nccl-a", "psm_a", "sem.x", "a/nccl-b"])),
+    name=st.one_of(st.text(), st.sampled_from(NAMES)),
     users=st.tuples(st.lists(st.integers(1, 9)), st.lists(st.integers(1, 9))),
     alive=st.sampled_from([True, False, None]),
     uid=st.integers(0, 2),

@@ -147,7 +147,8 @@ def test_reserved_hugepages(counters: dict[str, int], expected_mib: int | None) 
 
 
 def test_a_container_whose_shared_exceeds_its_total() -> None:
-    memory = parse_meminfo(meminfo(MemTotal=524288, MemFree=400000, MemAvailable=450000, Shmem=978944, Buffers=0, Cached=50000))
+    data = meminfo(MemTotal=524288, MemFree=400000, MemAvailable=450000, Shmem=978944, Buffers=0, Cached=50000)
+    memory = parse_meminfo(data)
     assert (memory.mem_total_mib, memory.shmem_mib) == (512, 956)
     assert available_mib(memory, NO_LIMIT) == 439
     assert "956" not in free_table(memory)  # 956 MiB are 0 GiB
@@ -230,10 +231,10 @@ def test_entered_from_outside_the_namespace_the_container_root_counts(host: Fake
 
 def test_v1_walks_the_memory_controller_only(host: FakeHost) -> None:
     host.cgroups(b"4:memory:/docker/abc\n3:cpu,cpuacct:/other\n0::/\n", V1_CPU_MOUNT + V1_MEMORY_MOUNT + HYBRID_MOUNT)
-    unlimited = {"memory__limit_in_bytes": 9223372036854771712, "memory__usage_in_bytes": GIB, "memory__stat": "cache 1"}
+    unlimited = {"limit_in_bytes": 9223372036854771712, "usage_in_bytes": GIB}
     host.cgroup("/unified", memory__max=1, memory__current=1, memory__stat="anon 1")  # no controller of ours
-    host.cgroup("/memory", **unlimited)
-    host.cgroup("/memory/docker", **unlimited)
+    for path in ("/memory", "/memory/docker"):
+        host.cgroup(path, memory__stat="cache 1", **{f"memory__{name}": size for name, size in unlimited.items()})
     host.cgroup(
         "/memory/docker/abc",
         memory__limit_in_bytes=4 * GIB,
@@ -257,9 +258,8 @@ def test_v1_tells_a_limit_that_a_namespace_hides(host: FakeHost) -> None:
 def test_v1_mount_of_one_cgroup_as_docker_makes_it(host: FakeHost) -> None:
     mount = V1_MEMORY_MOUNT.replace(b" / /sys", b" /docker/abc /sys")
     host.cgroups(b"4:memory:/docker/abc/sub\n", mount)
-    limits = {"memory__usage_in_bytes": 0, "memory__stat": "cache 0"}
-    host.cgroup("/memory", memory__limit_in_bytes=3 * GIB, **limits)
-    host.cgroup("/memory/sub", memory__limit_in_bytes=9 * GIB, **limits)
+    for path, limit in (("/memory", 3 * GIB), ("/memory/sub", 9 * GIB)):
+        host.cgroup(path, memory__limit_in_bytes=limit, memory__usage_in_bytes=0, memory__stat="cache 0")
     assert limit_of(host) == CgroupLimit(1, "/", 3072, 0, 3072, readable=True)
 
 
@@ -349,7 +349,7 @@ MEMINFO_LIKE = st.lists(
         st.binary(max_size=60),
         st.builds(
             lambda name, number, unit: f"{name}: {number}{unit}".encode(),
-            st.sampled_from(["MemTotal", "MemFree", "MemAvailable", "Shmem", "HugePages_Total", "Hugepagesize", "Hugetlb"]),
+            st.sampled_from(["MemTotal", "MemFree", "MemAvailable", "Shmem", "HugePages_Total", "Hugepagesize"]),
             st.integers(-10, 10**30),
             st.sampled_from(["", " kB", "kB", " MB"]),
         ),
@@ -390,8 +390,8 @@ def test_no_cgroup_files_make_the_reader_raise(membership: bytes, mounts: bytes,
         os.makedirs(own)
         for directory in ("a/b", "memory/a"):
             os.makedirs(os.path.join(root, "sys", "fs", "cgroup", directory))
-            for name in ("memory.max", "memory.current", "memory.stat", "memory.limit_in_bytes", "memory.usage_in_bytes"):
-                Path(root, "sys", "fs", "cgroup", directory, name).write_bytes(text)
+            for name in ("max", "current", "stat", "limit_in_bytes", "usage_in_bytes"):
+                Path(root, "sys", "fs", "cgroup", directory, f"memory.{name}").write_bytes(text)
         Path(own, "cgroup").write_bytes(membership)
         Path(own, "mountinfo").write_bytes(mounts)
         limit = read_cgroup_limit(os.path.join(root, "proc"), os.path.join(root, "sys"))
