@@ -23,7 +23,9 @@ CHECKOUT_ONLY = (".collections", "playbooks/collections", "tests/output", ".git"
 
 def run(argv: list[str], cwd: Path, env: dict[str, str]) -> None:
     print("$", *argv, flush=True)
-    subprocess.run(argv, cwd=cwd, env=env, check=True, stdin=subprocess.DEVNULL, timeout=120)
+    done = subprocess.run(argv, cwd=cwd, env=env, check=False, stdin=subprocess.DEVNULL, timeout=120)
+    if done.returncode:
+        raise SystemExit(f"error: {argv[0]}: exit status {done.returncode}")
 
 
 def main() -> int:
