@@ -89,7 +89,7 @@ class Namespace:
     def __enter__(self) -> Namespace:
         self.directory.mkdir(parents=True)
         config = {"network": self.network, "shm_mib": self.shm_mib, "keep": self.keep}
-        argv = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--kill-child", "--propagation", "private"]
+        argv = ["unshare", "--pid", "--fork", "--ipc", "--mount", "--mount-proc", "--kill-child", "--propagation", "private"]
         argv += ["--net"] if self.network else []
         argv += [sys.executable, str(Path(__file__).parent / "init.py"), json.dumps(config)]
         log = self.directory / "init.log"
@@ -170,7 +170,7 @@ class Namespace:
 
     def enter_argv(self) -> list[str]:
         """The words that, put before a command, run it inside."""
-        kinds = ["--pid", "--mount", *(["--net"] if self.network else [])]
+        kinds = ["--pid", "--ipc", "--mount", *(["--net"] if self.network else [])]
         return ["nsenter", "--target", str(self.init_pid), *kinds, "--"]
 
     def popen(
