@@ -134,15 +134,6 @@ def new_launch_id(now: t.Optional[float] = None) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now)) + "-" + secrets.token_hex(2)
 
 
-def read_boot_id(proc: str = "/proc") -> t.Optional[str]:
-    """Changes with every boot, so that a pid of an earlier boot is never taken for ours."""
-    try:
-        with open(os.path.join(proc, "sys/kernel/random/boot_id"), encoding="ascii", errors="replace") as stream:
-            return stream.read(64).strip() or None
-    except OSError:
-        return None
-
-
 def server_dir(state_dir: str, name: str) -> str:
     """Where everything about one server lies. Raises for a name that is no plain file name."""
     if not _NAME.fullmatch(name):

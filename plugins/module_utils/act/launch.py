@@ -1,0 +1,312 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Starts a server: preconditions first, then the files, then the process, and the record around it.
+
+A run that dies in between leaves a record in the state "starting"; the next run finds the process, if there is one,
+by the launch's
+configuration file on its command line. Two runs for one server exclude each other by a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import os
+import resource
+import stat
+import typing as t
+from dataclasses import dataclass
+
+from ..errors import CleanSlateError, NotPermitted
+from ..model import Process
+from ..observe.procfs import read_process, read_processes
+from ..observe.systemd import has_systemd, read_unit
+from ..sglang.launch import Account, LaunchPlan, LaunchRequest
+from ..sglang.logs import last_error
+from ..sglang.record import (
+    Record,
+    create_launch_dir,
+    prune,
+    read_record,
+    recorded_process,
+    server_dir,
+    write_file,
+    write_record,
+)
+from ..spawn import Called, call_bounded, run_bounded, spawn_detached
+
+ACCESS_DEADLINE_S = 20.0
+RELOAD_DEADLINE_S = 60.0
+START_DEADLINE_S = 60.0
+DEFAULT_UNIT_DIR = "/etc/systemd/system"
+_OPEN_FILES = 1048576
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What was done: the completed record, and each file with whether its content is new."""
+
+    record: Record
+    files: tuple[tuple[str, bool], ...]
+
+
+def choose_launcher(wanted: str, run: str = "/run") -> str:
+    """systemd where it runs and we may write units, else a detached process."""
+    if wanted != "auto":
+        return wanted
+    return "systemd" if has_systemd(run) and os.geteuid() == 0 else "detached"
+
+
+# --- before anything is touched ---------------------------------------------------------------------------------------
+
+
+def check_preconditions(
+    request: LaunchRequest, processes: t.Mapping[int, Process], unit_dir: str = DEFAULT_UNIT_DIR, run: str = "/run"
+) -> t.Optional[Record]:
+    """Raise CleanSlateError for what would make the start fail; return the record of the launch before, if any."""
+    if request.launcher == "systemd":
+        _check_systemd(unit_dir, run)
+    if os.geteuid() != 0 and request.account.uid != os.geteuid():
+        raise NotPermitted(f"only root can start a server as {request.account.user!r}; use become, or leave user away")
+    _check_paths(request)
+    _check_state_dir(request.state_dir)
+    return check_not_running(request, processes)
+
+
+def check_not_running(request: LaunchRequest, processes: t.Mapping[int, Process]) -> t.Optional[Record]:
+    """Raise if a process of the record lives; return the record of the launch before, if any."""
+    reading = read_record(request.state_dir, request.name)
+    if reading.problem is not None:
+        raise CleanSlateError(f"{reading.problem}; look at it, then remove or mend it")
+    if reading.record is None:
+        return None
+    alive = recorded_process(reading.record, processes, request.boot_id)
+    if alive is not None:
+        raise CleanSlateError(
+            f"the server {request.name!r} runs already: pid {alive.pid}, launch {reading.record.launch_id}. "
+            f"End it with gpu_evict (name: {request.name}) first"
+        )
+    return reading.record
+
+
+def _check_systemd(unit_dir: str, run: str) -> None:
+    if not has_systemd(run):
+        raise CleanSlateError("launcher is systemd, but systemd does not run here; say launcher: detached, or auto")
+    if os.geteuid() != 0:
+        raise NotPermitted("launcher is systemd: only root may write units; use become, or launcher: detached")
+    if not os.path.isdir(unit_dir):
+        raise CleanSlateError(f"unit_dir: {unit_dir} is not a directory")
+
+
+def _check_paths(request: LaunchRequest) -> None:
+    """Paths as the server's account sees them, in a bounded child: a model may lie on a file server that is dead."""
+    if not request.python.startswith("/"):
+        raise CleanSlateError(f"python: {request.python!r} must be an absolute path")
+    wanted = [("python", request.python, "program")]
+    names = {name.lstrip("-").replace("_", "-"): value for name, value in request.flags.items()}
+    model = names.get("model-path", names.get("model"))
+    if isinstance(model, str) and model.startswith("/"):
+        wanted.append(("flags: model_path", model, "any"))
+    if request.workdir is not None:
+        wanted.append(("workdir", request.workdir, "directory"))
+    if request.log is not None and request.log.startswith("/"):
+        wanted.append(("log: the folder", os.path.dirname(request.log), "present"))
+    called = _ask_as(request.account, lambda: [_look_at(path, kind) for _what, path, kind in wanted])
+    if not called.ok:
+        paths = ", ".join(path for _what, path, _kind in wanted)
+        why = called.error or f"no answer within {ACCESS_DEADLINE_S:g} s (a dead file server?)"
+        raise CleanSlateError(f"could not look at {paths} as {request.account.user!r}: {why}")
+    problems = [f"{what}: {path} {problem}" for (what, path, _kind), problem in zip(wanted, called.value) if problem]
+    if problems:
+        raise CleanSlateError("; ".join(problems) + f" (seen as user {request.account.user!r})")
+
+
+def _ask_as(account: Account, question: t.Callable[[], t.Any]) -> Called:
+    """Put a question as the server's account, in a bounded child."""
+
+    def ask() -> t.Any:
+        if os.geteuid() == 0 and account.uid != 0:
+            os.setgroups(list(account.groups) or [account.gid])
+            os.setgid(account.gid)
+            os.setuid(account.uid)
+        return question()
+
+    return call_bounded(ask, ACCESS_DEADLINE_S)
+
+
+def _look_at(path: str, kind: str) -> t.Optional[str]:
+    """What is wrong with a path, seen by this process's user."""
+    try:
+        status = os.stat(path)
+    except PermissionError:
+        return "can't be reached: a folder above it is closed for this user"
+    except OSError as error:
+        return (
+            f"is missing ({error.strerror})"
+            if isinstance(error, FileNotFoundError)
+            else f"can't be used: {error.strerror}"
+        )
+    if kind == "program":
+        if not stat.S_ISREG(status.st_mode):
+            return "is no file"
+        return None if os.access(path, os.X_OK) else "is not executable"
+    if kind == "present":
+        return None if stat.S_ISDIR(status.st_mode) else "is no directory"
+    mode = os.R_OK | (os.X_OK if stat.S_ISDIR(status.st_mode) else 0)
+    if kind == "directory" and not stat.S_ISDIR(status.st_mode):
+        return "is no directory"
+    return None if os.access(path, mode) else "can't be read"
+
+
+def _check_state_dir(state_dir: str) -> None:
+    if not state_dir.startswith("/"):
+        raise CleanSlateError(f"state_dir: {state_dir!r} must be an absolute path")
+    existing = state_dir
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        raise CleanSlateError(f"state_dir: {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise NotPermitted(f"state_dir: {existing} can't be written; use become, or choose another state_dir")
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+def start(request: LaunchRequest, plan: LaunchPlan, unit_dir: str = DEFAULT_UNIT_DIR) -> Launched:
+    """Write the files, start the server, complete the record."""
+    account = request.account
+    gid = account.gid if os.geteuid() == 0 else None
+    folder = create_launch_dir(request.state_dir, request.name, plan.record.launch_id, gid)
+    with _locked(server_dir(request.state_dir, request.name), request.name):
+        check_not_running(request, read_processes())
+        files = [(write_file(folder, "env", plan.files["env"].encode()), True)]
+        owner = (account.uid, account.gid)
+        config = write_file(folder, "config.yaml", plan.files["config.yaml"].encode(), owner=owner)
+        files.append((config, True))
+        _check_readable(account, config)
+        if plan.log_path is not None and os.path.dirname(plan.log_path) == folder:
+            files.append((write_file(folder, os.path.basename(plan.log_path), b"", owner=owner), True))
+        files += [(path, True) for path in write_record(request.state_dir, plan.record)]
+        if request.launcher == "systemd":
+            changed, process = _start_unit(request, plan, unit_dir)
+            files.append((os.path.join(unit_dir, str(request.unit)), changed))
+        else:
+            process = _start_detached(request, plan)
+        record = dataclasses.replace(
+            plan.record,
+            state="started",
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            sid=process.sid,
+            started_at=datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat(),
+        )
+        write_record(request.state_dir, record)
+        prune(request.state_dir, request.name)
+    return Launched(record, tuple(files))
+
+
+@contextlib.contextmanager
+def _locked(folder: str, name: str) -> t.Iterator[None]:
+    fd = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CleanSlateError(f"another run starts the server {name!r} at this moment; wait for it") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_readable(account: Account, path: str) -> None:
+    called = _ask_as(account, lambda: os.access(path, os.R_OK))
+    if called.value is not True:
+        raise CleanSlateError(
+            f"the user {account.user!r} can't read {path}: a folder above it is closed; choose another state_dir"
+        )
+
+
+def _start_detached(request: LaunchRequest, plan: LaunchPlan) -> Process:
+    account = request.account
+    root = os.geteuid() == 0
+    pid = spawn_detached(
+        list(plan.argv),
+        dict(plan.environment),
+        request.workdir or "/",
+        str(plan.log_path),
+        uid=account.uid if root else None,
+        gid=account.gid if root else None,
+        groups=(account.groups or (account.gid,)) if root else None,
+        limits=_limits(request.limit_memlock),
+    )
+    process = read_process(pid)
+    if process is None:
+        raise CleanSlateError(f"the server {request.name!r} (pid {pid}) ended at once; see {plan.log_path}")
+    return process
+
+
+def _limits(memlock: str) -> list[tuple[int, tuple[int, int]]]:
+    """Limits that can be set here: without the right to raise them, what is allowed already."""
+    infinity = resource.RLIM_INFINITY
+    wanted = {
+        resource.RLIMIT_MEMLOCK: infinity if memlock == "infinity" else int(memlock),
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+    }
+    return [(which, _settable(which, value)) for which, value in wanted.items()]
+
+
+def _settable(which: int, value: int) -> tuple[int, int]:
+    """The pair that a child may set: as wanted, else the hard limit that is there."""
+    called = call_bounded(lambda: resource.setrlimit(which, (value, value)), 5.0)
+    hard = resource.getrlimit(which)[1]
+    return (value, value) if called.ok else (hard, hard)
+
+
+def _start_unit(request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> tuple[bool, Process]:
+    """Write and start the unit; returns whether its text is new, and the main process."""
+    unit = str(request.unit)
+    text = str(plan.unit_text)
+    path = os.path.join(unit_dir, unit)
+    changed = read_unit_file(path) != text
+    if changed:
+        write_file(unit_dir, unit, text.encode(), mode=0o644)
+    _systemctl(["daemon-reload"], RELOAD_DEADLINE_S)
+    run_bounded(["systemctl", "reset-failed", unit], RELOAD_DEADLINE_S)  # fails where there is nothing to reset
+    _systemctl(["enable" if request.enabled else "disable", unit], RELOAD_DEADLINE_S)
+    _systemctl(["start", unit], START_DEADLINE_S, unit)
+    seen = read_unit(unit)
+    process = read_process(seen.main_pid) if seen is not None and seen.main_pid else None
+    if process is None:
+        raise CleanSlateError(
+            f"the unit {unit} was started and has no main process{_journal_error(unit)}; see journalctl -u {unit}"
+        )
+    return changed, process
+
+
+def read_unit_file(path: str) -> t.Optional[str]:
+    """The text of a unit, None if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def _systemctl(words: list[str], deadline_s: float, unit: t.Optional[str] = None) -> None:
+    done = run_bounded(["systemctl", *words], deadline_s)
+    if done.ok:
+        return
+    said = " ".join((done.error or done.stderr or "").split())
+    why = f"gave no answer within {deadline_s:g} s" if done.timed_out else f"failed: {said or f'status {done.rc}'}"
+    raise CleanSlateError(f"systemctl {' '.join(words)} {why}{_journal_error(unit) if unit else ''}")
+
+
+def _journal_error(unit: str) -> str:
+    """The cause by the unit's own output, for a message; empty if it doesn't tell."""
+    done = run_bounded(["journalctl", "--unit", unit, "--lines", "200", "--output", "cat", "--no-pager"], 10.0)
+    cause = last_error(done.stdout) if done.ok else None
+    return f" ({cause})" if cause else ""

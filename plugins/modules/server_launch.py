@@ -1,0 +1,465 @@
+#!/usr/bin/python
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: server_launch
+version_added: 0.1.0
+short_description: Start an SGLang server from flags that are data
+description:
+  - Starts one SGLang server, as a systemd unit or as a detached process that outlives the connection, and records
+    what was started on the host.
+  - Flags become SGLang's own C(--config) file, which only the server's user can read. No secret stands on a command
+    line, in a unit or in a result.
+  - Everything that would make the start fail, and that can be seen before, is an error before anything is written.
+  - Whether the server then serves is for M(cleanslate.sglang.server_ready) to prove.
+author:
+  - Clean Slate contributors (@cleanslate)
+extends_documentation_fragment:
+  - cleanslate.sglang.attributes
+  - cleanslate.sglang.attributes.actiongroup_sglang
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+    details:
+      - The difference is one of configurations, to the launch before. Secrets are masked.
+  idempotent:
+    support: none
+    details:
+      - A start is a change, and a server that runs already is an error. See O(wanted) of
+        M(cleanslate.sglang.server_info) for leaving a server alone that is as wanted.
+options:
+  name:
+    description:
+      - The name of the server, as in the inventory.
+    type: str
+    required: true
+  python:
+    description:
+      - The Python interpreter that has SGLang, as an absolute path.
+    type: path
+    required: true
+  flags:
+    description:
+      - SGLang's options by their names, with dashes or underscores. V(true) is a bare flag, V(false) leaves it away.
+      - The secrets V(api_key), V(admin_api_key) and V(ssl_keyfile_password) are refused here, since they have options
+        of their own, and so is V(config), since these flags become that file.
+    type: dict
+    required: true
+  host:
+    description:
+      - The address to listen on. If not specified, SGLang's default is used.
+    type: str
+  port:
+    description:
+      - The port to listen on. If not specified, SGLang's default (30000) is used.
+    type: int
+  gpus:
+    description:
+      - The server's GPUs, each by its index, UUID or PCI bus id. They become C(CUDA_VISIBLE_DEVICES) in this order.
+      - An empty list stands for all GPUs of the host.
+    type: list
+    elements: str
+    default: []
+  environment:
+    description:
+      - The server's environment. Beside it there are only C(PATH), C(HOME), C(USER), C(LOGNAME), C(LANG) and what
+        O(gpus) makes; nothing is inherited.
+    type: dict
+    default: {}
+  secret_environment:
+    description:
+      - More of the environment, whose values are never shown.
+    type: dict
+    default: {}
+  api_key:
+    description:
+      - The key that SGLang demands of its clients. SGLang itself prints it into its log.
+    type: str
+  admin_api_key:
+    description:
+      - The key for SGLang's administrative endpoints.
+    type: str
+  ssl_keyfile_password:
+    description:
+      - The password of the TLS key file.
+    type: str
+  user:
+    description:
+      - The account that the server runs as. Needed when the module runs as root; C(root) must be named to be taken.
+    type: str
+  group:
+    description:
+      - The primary group. If not specified, that of the user.
+    type: str
+  launcher:
+    description:
+      - How the server is started. V(auto) is V(systemd) where systemd runs and the module is root, else V(detached).
+    type: str
+    choices: [auto, systemd, detached]
+    default: auto
+  state_dir:
+    description:
+      - Where launches are recorded on the host, one folder for each server. The newest ten launches are kept.
+    type: path
+    default: /var/lib/cleanslate
+  unit:
+    description:
+      - The name of the systemd unit. If not specified, C(sglang-NAME.service).
+    type: str
+  unit_dir:
+    description:
+      - Where the unit is written.
+    type: path
+    default: /etc/systemd/system
+  unit_overrides:
+    description:
+      - Settings for the unit, by section and name, that replace or add to ours. A list makes several lines.
+      - What other options set (C(ExecStart), C(User), C(Group), C(EnvironmentFile), C(Type)) is refused.
+    type: dict
+    default: {}
+  limit_memlock:
+    description:
+      - How much memory the server may lock, in bytes, or V(infinity). HiCache pins its pool.
+    type: str
+    default: infinity
+  stop_timeout_s:
+    description:
+      - How long, in seconds, systemd waits after SIGTERM before it kills.
+    type: int
+    default: 60
+  restart:
+    description:
+      - Whether systemd restarts a server that failed. With V(on-failure) three starts in half an hour are the limit.
+    type: str
+    choices: ['no', on-failure]
+    default: 'no'
+  start_check:
+    description:
+      - A command in words that systemd runs as root before each start; if it fails, the server is not started.
+    type: list
+    elements: str
+    default: []
+  enabled:
+    description:
+      - Whether systemd starts the server at boot.
+    type: bool
+    default: false
+  log:
+    description:
+      - Where the server's output goes, V(journal), V(file) (in the launch's folder) or an absolute path.
+      - If not specified, V(journal) with systemd and V(file) for a detached process.
+      - The raw output holds the keys in clear, since SGLang prints them.
+    type: str
+  workdir:
+    description:
+      - The server's working directory. If not specified, C(/).
+    type: path
+  nvml_deadline_s:
+    description:
+      - How long, in seconds, one look at the GPUs may take. They are only looked at if O(gpus) names some.
+    type: float
+    default: 10
+seealso:
+  - module: cleanslate.sglang.gpu_evict
+  - module: cleanslate.sglang.server_info
+  - module: cleanslate.sglang.server_ready
+"""
+
+EXAMPLES = r"""
+- name: Start a server on two GPUs
+  cleanslate.sglang.server_launch:
+    name: chat
+    python: /opt/sglang/bin/python
+    user: sglang
+    host: 0.0.0.0
+    port: 30000
+    gpus: [0, 1]
+    flags:
+      model_path: /models/chat
+      tp_size: 2
+      mem_fraction_static: 0.88
+      reasoning_parser: kimi_k2
+      trust_remote_code: true
+    environment:
+      NCCL_P2P_DISABLE: "1"
+    api_key: "{{ vault_chat_api_key }}"
+  register: launch
+
+- name: Show what would start
+  cleanslate.sglang.server_launch:
+    name: chat
+    python: /opt/sglang/bin/python
+    user: sglang
+    flags:
+      model_path: /models/chat
+  check_mode: true
+  diff: true
+"""
+
+RETURN = r"""
+launch_id:
+  description: Names the launch; sorts by time. V(null) in check mode.
+  returned: success
+  type: str
+  sample: 20260131T235959Z-1a2b
+pid:
+  description: The leader's process id. V(null) in check mode.
+  returned: success
+  type: int
+  sample: 4711
+start_ticks:
+  description: The leader's start time in clock ticks since boot. V(null) in check mode.
+  returned: success
+  type: int
+  sample: 123456
+boot_id:
+  description: The kernel's id of this boot.
+  returned: success
+  type: str
+  sample: 0f6f8f3c-7f6e-4b7e-9a67-2d2f3c0b8a11
+launcher:
+  description: How it was started, V(systemd) or V(detached).
+  returned: success
+  type: str
+  sample: systemd
+unit:
+  description: The systemd unit. V(null) for a detached process.
+  returned: success
+  type: str
+  sample: sglang-chat.service
+config_hash:
+  description: Changes with flags, environment, GPUs, interpreter and user; secrets are left out of it.
+  returned: success
+  type: str
+  sample: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+config_changed:
+  description: Whether the configuration differs from that of the launch before. V(null) if there was none.
+  returned: success
+  type: bool
+  sample: true
+argv:
+  description: The command line.
+  returned: success
+  type: list
+  elements: str
+  sample: [/opt/sglang/bin/python, -m, sglang.launch_server, --config, /var/lib/cleanslate/chat/launches/x/config.yaml]
+log:
+  description: The file that takes the output, or V(journal).
+  returned: success
+  type: str
+  sample: journal
+files:
+  description: The files that were written, or would be, with whether their content is new.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - path: /var/lib/cleanslate/chat/launches/20260131T235959Z-1a2b/config.yaml
+      changed: true
+  contains:
+    path:
+      description: The file.
+      type: str
+    changed:
+      description: Whether it was written.
+      type: bool
+record:
+  description: The record as it lies on the host, redacted.
+  returned: success
+  type: dict
+  sample:
+    name: chat
+    state: started
+    user: sglang
+    port: 30000
+    log: journal
+"""
+
+import json
+import os
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act import launch as act
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.accounts import find_account
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import read_gpus
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id, read_processes
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.install import find_install
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch import (
+    ChosenGpu,
+    LaunchPlan,
+    LaunchRequest,
+    plan_launch,
+    shown_before,
+)
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import OptionTable, read_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, new_launch_id
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import check_unit_name
+
+Params = t.Mapping[str, t.Any]
+
+
+def argument_spec() -> dict[str, t.Any]:
+    return {
+        "name": {"type": "str", "required": True},
+        "python": {"type": "path", "required": True},
+        "flags": {"type": "dict", "required": True},
+        "host": {"type": "str"},
+        "port": {"type": "int"},
+        "gpus": {"type": "list", "elements": "str", "default": []},
+        "environment": {"type": "dict", "default": {}},
+        "secret_environment": {"type": "dict", "default": {}, "no_log": True},
+        "api_key": {"type": "str", "no_log": True},
+        "admin_api_key": {"type": "str", "no_log": True},
+        "ssl_keyfile_password": {"type": "str", "no_log": True},
+        "user": {"type": "str"},
+        "group": {"type": "str"},
+        "launcher": {"type": "str", "choices": ["auto", "systemd", "detached"], "default": "auto"},
+        "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
+        "unit": {"type": "str"},
+        "unit_dir": {"type": "path", "default": act.DEFAULT_UNIT_DIR},
+        "unit_overrides": {"type": "dict", "default": {}},
+        "limit_memlock": {"type": "str", "default": "infinity"},
+        "stop_timeout_s": {"type": "int", "default": 60},
+        "restart": {"type": "str", "choices": ["no", "on-failure"], "default": "no"},
+        "start_check": {"type": "list", "elements": "str", "default": []},
+        "enabled": {"type": "bool", "default": False},
+        "log": {"type": "str"},
+        "workdir": {"type": "path"},
+        "nvml_deadline_s": {"type": "float", "default": 10.0},
+    }
+
+
+def request_from(params: Params) -> LaunchRequest:
+    """The module's parameters as a request. Raises CleanSlateError for what makes no sense."""
+    if params["limit_memlock"] != "infinity" and not params["limit_memlock"].isdigit():
+        raise CleanSlateError(f"limit_memlock: {params['limit_memlock']!r} is neither a number of bytes nor 'infinity'")
+    if params["stop_timeout_s"] <= 0:
+        raise CleanSlateError(f"stop_timeout_s must be greater than 0, not {params['stop_timeout_s']}")
+    environment = _variables(params["environment"], "environment")
+    secrets = ("api_key", "admin_api_key", "ssl_keyfile_password")
+    return LaunchRequest(
+        name=params["name"],
+        python=params["python"],
+        account=find_account(params["user"], params["group"]),
+        flags=params["flags"],
+        launcher=act.choose_launcher(params["launcher"]),
+        state_dir=params["state_dir"],
+        boot_id=read_boot_id(),
+        host=params["host"],
+        port=params["port"],
+        gpus=_gpus(params["gpus"], params["nvml_deadline_s"]),
+        environment=environment,
+        secret_environment=_variables(params["secret_environment"], "secret_environment"),
+        secrets={name.replace("_", "-"): params[name] for name in secrets if params[name]},
+        unit=check_unit_name(params["unit"] or f"sglang-{params['name']}.service"),
+        unit_overrides=params["unit_overrides"],
+        limit_memlock=params["limit_memlock"],
+        stop_timeout_s=params["stop_timeout_s"],
+        restart=params["restart"],
+        start_check=tuple(params["start_check"]),
+        enabled=params["enabled"],
+        log=params["log"],
+        workdir=params["workdir"],
+        options=_installed_options(params["python"], environment.get("PYTHONPATH", "")),
+    )
+
+
+def _variables(mapping: t.Mapping[str, t.Any], where: str) -> dict[str, str]:
+    """YAML's numbers become text; booleans are ambiguous (1, true, True?) and are refused, as are structures."""
+    result = {}
+    for name, value in mapping.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise CleanSlateError(f"{where}: {name} is a {type(value).__name__}; write its value as text, in quotes")
+        result[str(name)] = str(value)
+    return result
+
+
+def _gpus(names: t.Sequence[str], deadline_s: float) -> t.Optional[tuple[ChosenGpu, ...]]:
+    if not names:
+        return None
+    reading = read_gpus(deadline_s)
+    if reading.gpus is None:
+        why = "; ".join(problem.message for problem in reading.problems) or "no answer"
+        raise CleanSlateError(f"gpus: the GPUs {', '.join(names)} can't be looked up: {why}")
+    return tuple(ChosenGpu(gpu.index, gpu.uuid) for gpu in choose_gpus(reading.gpus, names))
+
+
+def _installed_options(python: str, python_path: str) -> t.Optional[OptionTable]:
+    install = find_install(python, python_path)
+    return None if install is None or install.package is None else read_options(install.package)
+
+
+def diff(before: t.Optional[Record], request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> dict[str, str]:
+    unit = None
+    if before is not None and before.unit is not None:
+        unit = act.read_unit_file(os.path.join(unit_dir, before.unit))
+    return {
+        "before_header": f"{request.name} ({before.launch_id})" if before is not None else request.name,
+        "after_header": request.name,
+        "before": shown_before(before, unit, request.redactor),
+        "after": plan.shown,
+    }
+
+
+def result_of(record: Record, before: t.Optional[Record], files: t.Iterable[tuple[str, bool]]) -> dict[str, t.Any]:
+    return {
+        "launch_id": record.launch_id,
+        "pid": record.pid,
+        "start_ticks": record.start_ticks,
+        "boot_id": record.boot_id,
+        "launcher": record.launcher,
+        "unit": record.unit,
+        "config_hash": record.config_hash,
+        "config_changed": None if before is None else before.config_hash != record.config_hash,
+        "argv": list(record.argv),
+        "log": record.log,
+        "files": [{"path": path, "changed": changed} for path, changed in files],
+        "record": to_json(record),
+    }
+
+
+def planned_files(request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> list[tuple[str, bool]]:
+    files = [(os.path.join(plan.folder, name), True) for name in (*plan.files, "record.json")]
+    if plan.unit_text is not None:
+        path = os.path.join(unit_dir, str(request.unit))
+        files.append((path, act.read_unit_file(path) != plan.unit_text))
+    return files
+
+
+def without_launch_id(result: dict[str, t.Any], launch_id: str) -> dict[str, t.Any]:
+    """What check mode returns: there is no such launch, so no id is to be taken for one."""
+    shown = json.loads(json.dumps(result).replace(launch_id, "<launch>"))
+    return {**shown, "launch_id": None}
+
+
+def main() -> t.NoReturn:
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    params = module.params
+    try:
+        request = request_from(params)
+        plan = plan_launch(request, new_launch_id())
+        before = act.check_preconditions(request, read_processes(), params["unit_dir"])
+        result: dict[str, t.Any] = {"diff": diff(before, request, plan, params["unit_dir"])} if module._diff else {}
+        if module.check_mode:
+            files = planned_files(request, plan, params["unit_dir"])
+            would = result_of(plan.record, before, files)
+            module.exit_json(changed=True, **result, **without_launch_id(would, plan.record.launch_id))
+        launched = act.start(request, plan, params["unit_dir"])
+    except CleanSlateError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files))
+
+
+if __name__ == "__main__":
+    main()
