@@ -15,13 +15,13 @@ import ctypes
 import errno
 import os
 import platform
-import stat
 import time
 import typing as t
 from dataclasses import dataclass, field
 
 from ..model import DeviceScan, DeviceUse, Process
 from .procfs import read_bytes
+from .statx import Kind, kind_of
 
 NVIDIA_MAJOR = 195
 CONTROL_MINORS = (254, 255)  # nvidia-modeset and nvidiactl belong to no GPU
@@ -57,12 +57,12 @@ class _Scanner:
     major: int
     known: t.Dict[t.Tuple[t.Tuple[int, int], int], t.Optional[int]] = field(default_factory=dict)
 
-    def minor_of(self, mode: int, rdev: int) -> t.Optional[int]:
+    def minor_of(self, kind: Kind) -> t.Optional[int]:
         # NVIDIA's nodes are character devices; another major (a lab's) may be a block device, such as a loop device.
-        device = stat.S_ISCHR(mode) or (self.major != NVIDIA_MAJOR and stat.S_ISBLK(mode))
-        if not device or os.major(rdev) != self.major or os.minor(rdev) in CONTROL_MINORS:
+        device = kind.character_device or (self.major != NVIDIA_MAJOR and kind.block_device)
+        if not device or kind.major != self.major or kind.minor in CONTROL_MINORS:
             return None
-        return os.minor(rdev)
+        return kind.minor
 
 
 def scan_devices(
@@ -135,12 +135,12 @@ def _scan_fds(scanner: _Scanner, root: str, tallies: t.Dict[int, _Tally]) -> boo
         return exc.errno not in (errno.EACCES, errno.EPERM)
     for name in names:
         try:
-            info = os.stat(f"{root}/fd/{name}")
+            kind = kind_of(f"{root}/fd/{name}")
         except OSError as exc:
             if exc.errno in (errno.EACCES, errno.EPERM):
                 return False
             continue  # closed meanwhile, or a target that is gone
-        minor = scanner.minor_of(info.st_mode, info.st_rdev)
+        minor = scanner.minor_of(kind)
         if minor is not None:
             tallies.setdefault(minor, _Tally()).fds += 1
     return True
@@ -173,14 +173,14 @@ def _minor_of_mapping(
     if key in scanner.known and not suspicious:
         return scanner.known[key], True
     try:
-        info = os.stat(f"{base}/map_files/{line.address}")
+        kind = kind_of(f"{base}/map_files/{line.address}")
     except OSError as exc:
         if exc.errno == errno.ENOENT and os.path.isdir(f"{base}/map_files"):
             return _minor_by_path(scanner, root, line, suspicious)
         if exc.errno in (errno.EPERM, errno.EACCES, errno.ENOENT):
             return _minor_by_path(scanner, root, line, suspicious)
         return None, True  # the process is gone
-    minor = scanner.minor_of(info.st_mode, info.st_rdev)
+    minor = scanner.minor_of(kind)
     scanner.known[key] = minor
     return minor, True
 
@@ -196,7 +196,7 @@ def _minor_by_path(
         return None, not suspicious
     same = (os.major(info.st_dev), os.minor(info.st_dev)) == line.device and info.st_ino == line.inode
     if same:
-        return scanner.minor_of(info.st_mode, info.st_rdev), True
+        return scanner.minor_of(Kind(info.st_mode, os.major(info.st_rdev), os.minor(info.st_rdev))), True
     return None, not suspicious
 
 
