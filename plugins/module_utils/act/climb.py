@@ -10,6 +10,7 @@ the host is clean is not decided here.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 import typing as t
@@ -23,13 +24,15 @@ from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, 
 from ..model import Gpu, GpuReading, Process, Reason
 from ..observe import nvml
 from ..observe.look import LookOptions, look, look_with
-from ..observe.procfs import read_process, read_wchan
+from ..observe.procfs import read_identity, read_process, read_wchan
 from ..sglang.cmdline import is_leader
 from ..snapshot import Snapshot
+from ..spawn import call_bounded
 from .owners import Asked, ask_to_stop
 from .signals import Grip, Sent, grip, send, wait_ended
 
 MAX_RESPAWNS = 3
+REREAD_DEADLINE_S = 5.0
 KILL_ROUNDS = 8  # a fork storm is caught within a few looks; this bounds it
 UNPIN_S_PER_GB = 0.25  # measured on an H200: 0.22-0.24 s per GB of pinned host memory
 SETTLE_S = 0.3
@@ -257,10 +260,13 @@ class Climber:
         """A leader must still be an SGLang launcher; a member's start time, already checked, is its identity."""
         parts = {target.process.key: target.part for target in targets}
 
-        def object_to(now: Process) -> t.Optional[str]:
-            if parts.get(now.key) == "leader" and not is_leader(now.argv):
-                return f"it runs another program by now: {program_of(now)}"
-            return None
+        def object_to(seen: Process) -> t.Optional[str]:
+            if parts.get(seen.key) != "leader":
+                return None
+            called = call_bounded(lambda: list(now.argv) if (now := read_process(seen.pid)) else [], REREAD_DEADLINE_S)
+            if not called.ok:
+                return "its command line can't be read again"
+            return None if is_leader(called.value) else "it runs another program by now"
 
         return object_to
 
@@ -443,13 +449,14 @@ def _memory_note(used: t.Optional[t.Mapping[int, int]], pinned_mib: int, expecte
 
 
 def _why_still_there(process: Process) -> t.Optional[Stayed]:
-    now = read_process(process.pid)
+    now = read_identity(process.pid)
     if now is None or now.key != process.key or now.dead:
         return None
     wchan = read_wchan(process.pid)
     where = f", waits in {wchan}" if wchan else ""
     pending = ", SIGKILL pending" if now.kill_pending else ""
-    return Stayed(now, f"state {now.state}{pending}{where}")
+    seen = dataclasses.replace(process, state=now.state, kill_pending=now.kill_pending)
+    return Stayed(seen, f"state {now.state}{pending}{where}")
 
 
 def _grip_all(targets: t.Sequence[Target]) -> t.List[Grip]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..errors import CleanSlateError
 from ..model import Process
-from ..observe.procfs import read_process
+from ..observe.procfs import read_identity
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,27 @@ def grip(process: Process) -> t.Optional[Grip]:
         if exc.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
             return None
         raise CleanSlateError(f"pid {process.pid} ({process.comm}): pidfd_open: {os.strerror(exc.errno or 0)}") from exc
-    now = read_process(process.pid)
+    now = read_identity(process.pid)
     if now is None or now.key != process.key:
         os.close(fd)
         return None
-    return Grip(now, fd)
+    return Grip(process, fd)
 
 
 def send(held: Grip, number: signal.Signals, objection: t.Callable[[Process], t.Optional[str]]) -> Sent:
-    """Signal the gripped process, if it is still what it was. ``objection`` re-checks the evidence; a text stops us."""
+    """Signal the gripped process, if it is still what it was.
+
+    ``objection`` re-checks the evidence on which it was selected; a text stops us. Only /proc/PID/stat is read here, which
+    never blocks on the process itself.
+    """
     name = number.name
     pid = held.process.pid
-    now = read_process(pid)
+    now = read_identity(pid)
     if now is None or now.dead:
         return Sent(pid, name, "gone")
     if now.key != held.process.key:
         return Sent(pid, name, "changed", "the pid names another process by now")
-    reason = objection(now)
+    reason = objection(held.process)
     if reason:
         return Sent(pid, name, "changed", reason)
     try:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import typing as t
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from dataclasses import dataclass, field
 from ..decide.gpus import choose_gpus
 from ..cgroups import container_of, unit_of
 from ..decide.holders import find_holders
-from ..model import DeviceScan, DeviceUse, GpuReading, Problem, Process
+from ..errors import CleanSlateError
+from ..model import DeviceScan, DeviceUse, GpuReading, Process, to_json
 from ..sglang.cmdline import is_leader, launched_flags
 from ..snapshot import Leader, Snapshot, Unit
 from ..spawn import call_bounded
@@ -59,8 +59,7 @@ def look(options: LookOptions) -> Snapshot:
 
 def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
     """Like look, with a reading of the GPUs that was taken before."""
-    processes = procfs.read_processes(options.proc)
-    scan, problems = bounded_scan(processes, options)
+    processes, scan = bounded_view(options)
     gpus = reading.gpus or ()
     chosen = () if options.without_gpus or reading.gpus is None else choose_gpus(gpus, options.devices)
     units = {pid: unit for pid, process in processes.items() if (unit := unit_of(process))}
@@ -80,26 +79,38 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
         own_pids=own,
         boot_id=procfs.read_boot_id(options.proc),
         own_container=container_of(me) if me else None,
-        problems=problems,
     )
 
 
-def bounded_scan(
-    processes: t.Mapping[int, Process], options: LookOptions
-) -> t.Tuple[DeviceScan, t.Tuple[Problem, ...]]:
-    """The device scan in a child: a stat of a descriptor on a dead file server can block for ever."""
-    started = {"processes": len(processes)}
-    called = call_bounded(
-        lambda: dataclasses.asdict(scan_devices(processes, options.proc, options.device_major)), SCAN_DEADLINE_S
-    )
-    if called.ok:
-        data = called.value
-        uses = tuple(DeviceUse(**use) for use in data["uses"])
-        return DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"]), ()
-    words = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (state {called.stuck_state}, {called.stuck_wchan})"
-    # Nobody was looked at, so everybody counts as unreadable: an empty list would read as "nobody holds anything".
-    everybody = tuple(pid for pid, process in processes.items() if not process.kernel_thread and not process.dead)
-    return DeviceScan((), everybody, started["processes"], SCAN_DEADLINE_S), (Problem("device scan", None, words),)
+def bounded_view(options: LookOptions) -> t.Tuple[t.Dict[int, Process], DeviceScan]:
+    """All processes and their GPU nodes, read in a child: a process that hangs in the kernel with its memory map locked
+    blocks everybody who reads its command line or mappings.
+
+    Raises:
+        CleanSlateError: there was no answer in time; what runs here is then unknown.
+    """
+    called = call_bounded(lambda: _view(options), SCAN_DEADLINE_S)
+    if not called.ok:
+        detail = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {called.stuck_wchan or 'an unknown place'})"
+        raise CleanSlateError(
+            f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. Look for a process "
+            f"in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is the next step."
+        )
+    processes = {row["pid"]: process_from_json(row) for row in called.value["processes"]}
+    data = called.value["scan"]
+    uses = tuple(DeviceUse(**use) for use in data["uses"])
+    return processes, DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"])
+
+
+def _view(options: LookOptions) -> t.Dict[str, t.Any]:
+    processes = procfs.read_processes(options.proc)
+    scan = scan_devices(processes, options.proc, options.device_major)
+    return {"processes": [to_json(process) for process in processes.values()], "scan": to_json(scan)}
+
+
+def process_from_json(row: t.Mapping[str, t.Any]) -> Process:
+    """A process back from what to_json made of it."""
+    return Process(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
 def own_pids(processes: t.Mapping[int, Process]) -> t.FrozenSet[int]:

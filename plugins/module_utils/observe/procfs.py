@@ -116,7 +116,6 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
         return None
     status = parse_status(read_text(f"{base}/status") or "")
     cmdline = read_bytes(f"{base}/cmdline")
-    pending = (_integer(status.get("SigPnd"), 16) or 0) | (_integer(status.get("ShdPnd"), 16) or 0)
     rss_shmem_kib = _integer(status.get("RssShmem"))
     threads = stat["threads"]
     return Process(
@@ -133,10 +132,36 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
         threads=threads,
         cgroups=parse_cgroups(read_text(f"{base}/cgroup") or ""),
         nspid=tuple(int(word) for word in status.get("NSpid", "").split() if word.isdigit()),
-        kill_pending=bool(pending & KILL_BIT),
+        kill_pending=_kill_pending(status),
         rss_shmem_mib=None if rss_shmem_kib is None else rss_shmem_kib // 1024,
         kernel_thread=bool(stat["flags"] & PF_KTHREAD),
         task_states=_task_states(base) if stat["state"] == "Z" and threads > 1 else (),
+    )
+
+
+def _kill_pending(status: t.Mapping[str, str]) -> bool:
+    pending = (_integer(status.get("SigPnd"), 16) or 0) | (_integer(status.get("ShdPnd"), 16) or 0)
+    return bool(pending & KILL_BIT)
+
+
+def read_identity(pid: int, proc: str = "/proc") -> t.Optional[Process]:
+    """Who it is and its state, by stat and status alone: these never wait for the process, as its command line can."""
+    stat = parse_stat(read_text(f"{proc}/{pid}/stat") or "")
+    if stat is None:
+        return None
+    status = parse_status(read_text(f"{proc}/{pid}/status") or "")
+    return Process(
+        pid=pid,
+        start_ticks=stat["start_ticks"],
+        ppid=stat["ppid"],
+        pgid=stat["pgid"],
+        sid=stat["sid"],
+        state=stat["state"],
+        comm=stat["comm"],
+        argv=(),
+        uid=_integer(status.get("Uid")),
+        threads=stat["threads"],
+        kill_pending=_kill_pending(status),
     )
 
 
