@@ -3,12 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Device nodes that have no GPU behind them, for holders and visitors.
 
-A process is a holder of a GPU if it maps the node readable; that needs a driver behind the number. Two are everywhere:
+A process is a holder of a GPU if it maps the node readable; that needs a driver behind the number. What there is:
 
-- /dev/zero's (character 1:5), mapped private. All such nodes have one number: enough for one GPU.
-- loop devices (block 7:N), mapped shared like a real one (``rw-s``), each with its own minor number: as many as wanted.
-
-Nodes of major 195 without a driver can only be opened with O_PATH: enough for a visitor.
+- ``memory_nodes``: character devices of major 1. /dev/zero's (minor 5) can be mapped (private), the others only be
+  opened: the first GPU has holders by mapping, the others visitors, or holders by NVML's word. Give the code under test
+  major 1.
+- ``loop_nodes``: block devices 7:N, mapped shared as a real one is (``rw-s``), each with its own minor number.
+- ``visitor_nodes``: major 195 without a driver, which can only be opened with O_PATH.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 
 NVIDIA_MAJOR = 195
 NVIDIACTL_MINOR = 255
-ZERO = (1, 5)
+MEMORY_MAJOR = 1
+MEMORY_MINORS = (5, 3, 7, 9)  # zero, null, full, urandom
 LOOP_MAJOR = 7
 LOOP_BYTES = 4 * 1024 * 1024
 LOSETUP_DEADLINE_S = 20
@@ -43,10 +45,11 @@ def visitor_nodes(directory: Path, count: int) -> list[Path]:
     return [make_node(directory / f"nvidia{minor}", NVIDIA_MAJOR, minor) for minor in range(count)]
 
 
-def zero_node(directory: Path) -> Path:
-    """nvidia0 with /dev/zero's numbers (major 1, minor 5)."""
+def memory_nodes(directory: Path, count: int = 1) -> list[Path]:
+    """nvidia0... of major 1, with the minors of MEMORY_MINORS in that order."""
     directory.mkdir(exist_ok=True)
-    return make_node(directory / "nvidia0", *ZERO)
+    minors = MEMORY_MINORS[:count]
+    return [make_node(directory / f"nvidia{number}", MEMORY_MAJOR, minor) for number, minor in enumerate(minors)]
 
 
 @contextlib.contextmanager

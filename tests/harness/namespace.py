@@ -89,7 +89,17 @@ class Namespace:
     def __enter__(self) -> Namespace:
         self.directory.mkdir(parents=True)
         config = {"network": self.network, "shm_mib": self.shm_mib, "keep": self.keep}
-        argv = ["unshare", "--pid", "--fork", "--ipc", "--mount", "--mount-proc", "--kill-child", "--propagation", "private"]
+        argv = [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--ipc",
+            "--mount",
+            "--mount-proc",
+            "--kill-child",
+            "--propagation",
+            "private",
+        ]
         argv += ["--net"] if self.network else []
         argv += [sys.executable, str(Path(__file__).parent / "init.py"), json.dumps(config)]
         log = self.directory / "init.log"

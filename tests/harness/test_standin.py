@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.tests.harness.devices import loop_nodes, visitor_nodes, zero_node
+from ansible_collections.cleanslate.sglang.tests.harness.devices import loop_nodes, memory_nodes, visitor_nodes
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.standin import Standin, start_standin
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
@@ -79,7 +79,7 @@ def test_leader_killed_in_the_spawn_phase_leaves_children_that_load_on(ns: Names
 
 def _asleep(ns: Namespace, pid: int) -> bool:
     """In time.sleep, and not in the read of what the parent sends a spawned child at birth."""
-    # wchan, since system call numbers differ by architecture. Python 3.11 sleeps in clock_nanosleep, older ones in select.
+    # wchan, since system call numbers differ by architecture. Python 3.11 uses clock_nanosleep, older ones select.
     wchan = (ns.proc / str(pid) / "wchan").read_text()
     return "nanosleep" in wchan or wchan in ("poll_schedule_timeout", "do_select", "core_sys_select")
 
@@ -346,18 +346,20 @@ def test_each_rank_holds_its_own_device_and_visits_the_others(ns: Namespace, tmp
         wait_for("all gone", lambda: not ns.pids())
 
 
-def test_one_device_by_dev_zero_and_nodes_without_a_driver(ns: Namespace, tmp_path: Path) -> None:
-    zero = zero_node(tmp_path / "zero")
+def test_memory_nodes_and_nodes_without_a_driver(ns: Namespace, tmp_path: Path) -> None:
+    zero, null = memory_nodes(tmp_path / "memory", 2)
     (bare,) = visitor_nodes(tmp_path / "bare", 1)
-    server = start_standin(ns, faults={"DEVICES": f"{zero},{bare}"})
-    pid = server.find("sglang::scheduler")
-    assert _maps(ns, pid, zero) == ["-w-p", "rw-p"]
-    assert _maps(ns, pid, bare) == []
-    assert _descriptors(ns, pid, bare) == 1
+    server = start_standin(ns, "--tp", "2", faults={"DEVICES": f"{zero},{null},{bare}"})
+    first, second = server.find("sglang::scheduler_TP0"), server.find("sglang::scheduler_TP1")
+    assert _maps(ns, first, zero) == ["-w-p", "rw-p"]
+    assert _maps(ns, second, zero) == ["-w-p"]
+    for node in (null, bare):
+        assert _maps(ns, second, node) == []
+        assert _descriptors(ns, second, node) >= 1
 
 
 def test_orphan_outlives_the_server_and_holds_its_device(ns: Namespace, tmp_path: Path) -> None:
-    zero = zero_node(tmp_path / "zero")
+    (zero,) = memory_nodes(tmp_path / "zero")
     server = start_standin(ns, faults={"DEVICES": str(zero), "ORPHAN": "1"})
     orphan = server.find("python3")
     kill(ns, server.leader.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -54,7 +55,11 @@ def _map(path: str, descriptor: int, size: int, protection: int) -> None:
     # A shared mapping of /dev/zero's number shows as shared memory, not as the node; block devices map as nvidia's do.
     shared = stat.S_ISBLK(os.stat(path).st_mode)
     flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
-    _kept.append(mmap.mmap(descriptor, size, flags=flags, prot=protection))
+    try:
+        _kept.append(mmap.mmap(descriptor, size, flags=flags, prot=protection))
+    except OSError as error:
+        if error.errno != errno.ENODEV:  # a driver that can't be mapped, such as /dev/null's: open is all there is
+            raise
 
 
 def pin_memory(size_mib: int) -> None:
