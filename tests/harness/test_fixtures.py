@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -33,6 +34,10 @@ def maps(ns: Namespace, pid: int, path: Path) -> list[str]:
 
 def open_rdevs(ns: Namespace, pid: int) -> set[int]:
     return {os.stat(entry).st_rdev for entry in (ns.proc / str(pid) / "fd").iterdir() if entry.exists()}
+
+
+def has_open(ns: Namespace, pid: int, rdev: int) -> bool:
+    return rdev in open_rdevs(ns, pid)
 
 
 def kill(ns: Namespace, pid: int, number: signal.Signals) -> None:
@@ -155,10 +160,12 @@ def test_bystanders(ns: Namespace, tmp_path: Path) -> None:
     assert ns.cmdline(pids["editor"]) == ["vim", "/opt/sglang/launch_server.py"]
     assert "ipykernel_launcher" in ns.cmdline(pids["jupyter"])
     assert status(ns, pids["monitor"])["Uid"].split()[0] == "65534"
+    rdev = os.stat(zero).st_rdev
     for kind in ("persistenced", "dcgm", "hostengine", "monitor", "jupyter"):
-        wait_for(f"{kind} has the device", lambda kind=kind: os.stat(zero).st_rdev in open_rdevs(ns, pids[kind]))
+        pid = pids[kind]
+        wait_for(f"{kind} has the device", functools.partial(has_open, ns, pid, rdev))
     wait_for("doorbell", lambda: maps(ns, pids["dcgm"], zero) == ["-w-p"])
-    assert os.stat(zero).st_rdev not in open_rdevs(ns, pids["editor"])
+    assert rdev not in open_rdevs(ns, pids["editor"])
 
 
 def test_every_program_says_what_it_is_for() -> None:
