@@ -10,14 +10,14 @@ import typing as t
 from .errors import CleanSlateError
 from .observe.look import LookOptions
 
-DEVICES: t.Dict[str, t.Any] = {
+DEVICES: dict[str, t.Any] = {
     "devices": {"type": "list", "elements": "str", "default": []},
     "expected_gpus": {"type": "int"},
     "nvml_deadline_s": {"type": "float", "default": 10},
     "device_major": {"type": "int", "default": 195},
     "proc_root": {"type": "path", "default": "/proc"},
 }
-SERVER: t.Dict[str, t.Any] = {
+SERVER: dict[str, t.Any] = {
     "name": {"type": "str"},
     "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
     "unit": {"type": "str"},
@@ -50,7 +50,7 @@ def look_options(params: t.Mapping[str, t.Any], protect: t.Sequence[str] = ()) -
     )
 
 
-def baselines_of(raw: t.Optional[t.Mapping[str, t.Any]]) -> t.Dict[str, int]:
+def baselines_of(raw: t.Optional[t.Mapping[str, t.Any]]) -> dict[str, int]:
     """Baselines in MiB by GPU.
 
     Raises:

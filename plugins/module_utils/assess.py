@@ -43,7 +43,7 @@ class Wanted:
     sys: str = "/sys"
 
 
-def assess(wanted: Wanted) -> t.Dict[str, t.Any]:
+def assess(wanted: Wanted) -> dict[str, t.Any]:
     """Sample, judge, and return the verdict with its evidence as plain data.
 
     Raises:
@@ -55,7 +55,7 @@ def assess(wanted: Wanted) -> t.Dict[str, t.Any]:
         raise CleanSlateError("interval_s and settle_s are seconds; they must not be negative.")
     started = time.monotonic()
     uid = _uid_of(wanted.user)
-    series: t.List[Sample] = []
+    series: list[Sample] = []
     while True:
         snapshot = look(wanted.look)
         series.append(_sample(snapshot, time.monotonic() - started))
@@ -91,7 +91,7 @@ def _sample(snapshot: Snapshot, at_s: float) -> Sample:
     return Sample(round(at_s, 3), used, holders)
 
 
-def _facts(wanted: Wanted, snapshot: Snapshot, samples: t.Tuple[Sample, ...], uid: t.Optional[int]) -> Facts:
+def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid: t.Optional[int]) -> Facts:
     proc = wanted.look.proc
     memory = read_meminfo(proc)
     cgroup = read_cgroup_limit(proc, wanted.sys)
@@ -116,7 +116,7 @@ def _with_cuda(facts: Facts, errors: t.Mapping[int, t.Optional[str]]) -> Facts:
     return dataclasses.replace(facts, cuda_errors=errors)
 
 
-def _leftovers(shm: ShmReading, uid: t.Optional[int]) -> t.Tuple[t.Tuple[str, Leftover], ...]:
+def _leftovers(shm: ShmReading, uid: t.Optional[int]) -> tuple[tuple[str, Leftover], ...]:
     return tuple(
         (file.name, judge_leftover(file, server_uid=uid, leader_died_at=None, scan_complete=shm.scan_complete))
         for file in shm.files or ()
@@ -132,7 +132,7 @@ def _uid_of(user: t.Optional[str]) -> t.Optional[int]:
         raise CleanSlateError(f"user {user!r} does not exist on this host.") from None
 
 
-def _raw(facts: Facts, wanted: Wanted) -> t.Dict[str, t.Any]:
+def _raw(facts: Facts, wanted: Wanted) -> dict[str, t.Any]:
     return {
         "driver": driver_row(facts.snapshot),
         "gpus": gpu_rows(facts.snapshot, wanted.look.proc),

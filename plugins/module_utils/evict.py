@@ -34,7 +34,7 @@ class Order:
     state_dir: str = "/var/lib/cleanslate"
     unit: t.Optional[str] = None
     port: t.Optional[int] = None
-    rungs: t.Tuple[str, ...] = ("stop", "term", "kill", "holders")
+    rungs: tuple[str, ...] = ("stop", "term", "kill", "holders")
     deadlines: Deadlines = field(default_factory=Deadlines)
     hung: bool = False
     max_used_mib: int = 64
@@ -43,7 +43,7 @@ class Order:
     check_mode: bool = False
 
 
-def evict(order: Order) -> t.Dict[str, t.Any]:
+def evict(order: Order) -> dict[str, t.Any]:
     """Climb (or plan, in check mode) and report as plain data.
 
     Raises:
@@ -119,7 +119,7 @@ def _request(order: Order) -> Request:
     )
 
 
-def _clear_leftovers(order: Order, climber: Climber) -> t.Tuple[t.List[str], t.List[t.Dict[str, str]]]:
+def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[dict[str, str]]]:
     """Remove what a dead server left in shared memory, as far as the rules allow; say what was kept and why.
 
     In check mode nothing is removed; what would be, is named.
@@ -160,7 +160,7 @@ def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
 def _summary(verdict: str, climber: Climber, planned: int) -> str:
     report = climber.report
     if verdict in ("failed", "unknown"):
-        required: t.List[Reason] = [reason for reason in report.reasons if reason.severity == "required"]
+        required: list[Reason] = [reason for reason in report.reasons if reason.severity == "required"]
         more = f" (and {len(required) - 1} more)" if len(required) > 1 else ""
         return f"{verdict}: {required[0].message}{more}"
     if verdict == "planned":
@@ -172,7 +172,7 @@ def _summary(verdict: str, climber: Climber, planned: int) -> str:
     return f"{len(report.ended)} processes ended ({rungs}){memory}"
 
 
-def _rung_row(rung: t.Any) -> t.Dict[str, t.Any]:
+def _rung_row(rung: t.Any) -> dict[str, t.Any]:
     return {
         "rung": rung.rung,
         "asked": list(rung.asked),

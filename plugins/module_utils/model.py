@@ -75,7 +75,7 @@ class GpuHealth:
     remap_pending: t.Optional[bool] = None
     remap_failure: t.Optional[bool] = None
     recovery_action: t.Optional[str] = None
-    throttle_reasons: t.Tuple[str, ...] = ()
+    throttle_reasons: tuple[str, ...] = ()
     utilization_percent: t.Optional[int] = None
     persistence_mode: t.Optional[bool] = None
 
@@ -86,8 +86,8 @@ class MigInstance:
 
     uuid: t.Optional[str]
     memory: t.Optional[GpuMemory]
-    processes: t.Optional[t.Tuple[NvmlProcess, ...]]
-    errors: t.Tuple[Problem, ...] = ()
+    processes: t.Optional[tuple[NvmlProcess, ...]]
+    errors: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Gpu:
     name: t.Optional[str] = None
     compute_capability: t.Optional[str] = None
     memory: t.Optional[GpuMemory] = None
-    processes: t.Optional[t.Tuple[NvmlProcess, ...]] = None
+    processes: t.Optional[tuple[NvmlProcess, ...]] = None
     health: GpuHealth = field(default_factory=GpuHealth)
     mig_enabled: t.Optional[bool] = None
-    mig: t.Tuple[MigInstance, ...] = ()
-    errors: t.Tuple[Problem, ...] = ()
+    mig: tuple[MigInstance, ...] = ()
+    errors: tuple[Problem, ...] = ()
 
     @property
     def label(self) -> str:
@@ -118,14 +118,14 @@ class GpuReading:
     """One look at all GPUs. ``source``: nvml, nvidia-smi or none. ``gpus`` is None when not even the count was had."""
 
     source: str
-    gpus: t.Optional[t.Tuple[Gpu, ...]]
+    gpus: t.Optional[tuple[Gpu, ...]]
     driver_version: t.Optional[str] = None
     nvml_version: t.Optional[str] = None
     cuda_driver_version: t.Optional[str] = None
     kernel_module_version: t.Optional[str] = None
     library: t.Optional[str] = None
     simulated: bool = False
-    problems: t.Tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
     seconds: float = 0.0
 
 
@@ -140,16 +140,16 @@ class Process:
     sid: int
     state: str
     comm: str
-    argv: t.Tuple[str, ...]
+    argv: tuple[str, ...]
     uid: t.Optional[int] = None
     exe: t.Optional[str] = None
     threads: int = 1
-    cgroups: t.Tuple[str, ...] = ()
-    nspid: t.Tuple[int, ...] = ()
+    cgroups: tuple[str, ...] = ()
+    nspid: tuple[int, ...] = ()
     kill_pending: bool = False
     rss_shmem_mib: t.Optional[int] = None
     kernel_thread: bool = False
-    task_states: t.Tuple[str, ...] = ()
+    task_states: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -158,7 +158,7 @@ class Process:
         return text if text else f"[{self.comm}]"
 
     @property
-    def key(self) -> t.Tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         """Names this very process: a reused pid has another start time."""
         return (self.pid, self.start_ticks)
 
@@ -183,8 +183,8 @@ class DeviceUse:
 class DeviceScan:
     """All uses of GPU nodes that could be seen. ``unreadable`` lists live pids whose fds or maps were refused."""
 
-    uses: t.Tuple[DeviceUse, ...]
-    unreadable: t.Tuple[int, ...]
+    uses: tuple[DeviceUse, ...]
+    unreadable: tuple[int, ...]
     processes: int
     seconds: float
 
@@ -201,7 +201,7 @@ class Holder:
     process: t.Optional[Process]
     pid: int
     role: str
-    evidence: t.Tuple[str, ...]
+    evidence: tuple[str, ...]
     protected: t.Optional[str] = None
 
 
@@ -225,8 +225,8 @@ class Verdict:
     """``state``: clean, dirty or unknown. Dirty outranks unknown; both fail."""
 
     state: str
-    reasons: t.Tuple[Reason, ...]
-    warnings: t.Tuple[Reason, ...]
+    reasons: tuple[Reason, ...]
+    warnings: tuple[Reason, ...]
     summary: str
 
 
@@ -273,8 +273,8 @@ class ShmFile:
     mtime: float
     creator_pid: t.Optional[int]
     creator_alive: t.Optional[bool]
-    mapped_by: t.Tuple[int, ...]
-    opened_by: t.Tuple[int, ...]
+    mapped_by: tuple[int, ...]
+    opened_by: tuple[int, ...]
     device: t.Optional[int] = None
     inode: t.Optional[int] = None
 
@@ -287,10 +287,10 @@ class ShmReading:
     total_mib: t.Optional[int]
     free_mib: t.Optional[int]
     free_inodes: t.Optional[int]
-    files: t.Optional[t.Tuple[ShmFile, ...]]
-    deleted_mapped: t.Tuple[t.Tuple[str, int], ...] = ()
+    files: t.Optional[tuple[ShmFile, ...]]
+    deleted_mapped: tuple[tuple[str, int], ...] = ()
     scan_complete: bool = True
-    problems: t.Tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -304,6 +304,6 @@ class PortUse:
     address: str
     state: str
     inode: int
-    pids: t.Tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
     uid: t.Optional[int] = None
     peer: t.Optional[str] = None

@@ -15,7 +15,7 @@ from .model import Gpu, Holder, Process, to_json
 from .observe.procfs import age_s, read_uptime_s
 from .snapshot import Snapshot
 
-JSON = t.Dict[str, t.Any]
+JSON = dict[str, t.Any]
 
 
 def user_name(uid: t.Optional[int]) -> t.Optional[str]:
@@ -72,13 +72,13 @@ def gpu_row(gpu: Gpu, snapshot: Snapshot, uptime_s: t.Optional[float]) -> JSON:
     }
 
 
-def gpu_rows(snapshot: Snapshot, proc: str = "/proc") -> t.List[JSON]:
+def gpu_rows(snapshot: Snapshot, proc: str = "/proc") -> list[JSON]:
     """All chosen GPUs of a snapshot."""
     uptime = read_uptime_s(proc)
     return [gpu_row(gpu, snapshot, uptime) for gpu in snapshot.gpus]
 
 
-def memory_rows(snapshot: t.Optional[Snapshot]) -> t.List[JSON]:
+def memory_rows(snapshot: t.Optional[Snapshot]) -> list[JSON]:
     """The short form for before and after: one row a GPU."""
     if snapshot is None:
         return []

@@ -16,10 +16,10 @@ class GpuHolders:
     """What is known of one GPU's users. ``stale_pids``: listed by the driver, but no such living process."""
 
     gpu_index: int
-    holders: t.Tuple[Holder, ...]
-    visitors: t.Tuple[Holder, ...]
-    suspects: t.Tuple[Holder, ...]
-    stale_pids: t.Tuple[int, ...]
+    holders: tuple[Holder, ...]
+    visitors: tuple[Holder, ...]
+    suspects: tuple[Holder, ...]
+    stale_pids: tuple[int, ...]
     rule_holds: t.Optional[bool]
 
 
@@ -59,15 +59,15 @@ class Snapshot:
 
     processes: t.Mapping[int, Process]
     reading: GpuReading
-    gpus: t.Tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]
     scan: DeviceScan
     holders: t.Mapping[int, GpuHolders]
-    leaders: t.Tuple[Leader, ...]
+    leaders: tuple[Leader, ...]
     units: t.Mapping[int, str]
-    own_pids: t.FrozenSet[int]
+    own_pids: frozenset[int]
     boot_id: t.Optional[str]
     own_container: t.Optional[str] = None
-    problems: t.Tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     @property
     def simulated(self) -> bool:

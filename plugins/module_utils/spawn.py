@@ -120,7 +120,7 @@ def spawn_detached(
     uid: t.Optional[int] = None,
     gid: t.Optional[int] = None,
     groups: t.Optional[t.Sequence[int]] = None,
-    limits: t.Sequence[t.Tuple[int, t.Tuple[int, int]]] = (),
+    limits: t.Sequence[tuple[int, tuple[int, int]]] = (),
 ) -> int:
     """Start a process that outlives this one and its connection; return its pid.
 
@@ -150,7 +150,7 @@ def spawn_detached(
 
 
 def _exec_child(
-    argv: t.Sequence[str], env: t.Optional[t.Mapping[str, str]], stdio: t.Tuple[int, int, int], fail_fd: int
+    argv: t.Sequence[str], env: t.Optional[t.Mapping[str, str]], stdio: tuple[int, int, int], fail_fd: int
 ) -> t.NoReturn:
     try:
         os.setsid()
@@ -187,8 +187,8 @@ def _detached_child(
     env: t.Mapping[str, str],
     cwd: str,
     log_path: str,
-    ids: t.Tuple[t.Optional[int], t.Optional[int], t.Optional[t.Sequence[int]]],
-    limits: t.Sequence[t.Tuple[int, t.Tuple[int, int]]],
+    ids: tuple[t.Optional[int], t.Optional[int], t.Optional[t.Sequence[int]]],
+    limits: t.Sequence[tuple[int, tuple[int, int]]],
     answer_fd: int,
 ) -> t.NoReturn:
     try:
@@ -219,7 +219,7 @@ def _detached_child(
     os._exit(127)
 
 
-def _set_limits(limits: t.Sequence[t.Tuple[int, t.Tuple[int, int]]]) -> None:
+def _set_limits(limits: t.Sequence[tuple[int, tuple[int, int]]]) -> None:
     import resource
 
     for which, pair in limits:
@@ -265,7 +265,7 @@ def _feed(fd: int, data: t.Optional[bytes]) -> None:
         os.close(fd)
 
 
-def _collect(names: t.Dict[int, str], pid: t.Optional[int], end: float) -> t.Tuple[t.Dict[str, bytes], bool]:
+def _collect(names: dict[int, str], pid: t.Optional[int], end: float) -> tuple[dict[str, bytes], bool]:
     """Read all pipes until they close, the process has ended and they are empty, or the time is up."""
     poller = select.poll()
     for fd in names:
@@ -304,7 +304,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _reap(pid: int, end: float, kill_now: bool) -> t.Tuple[t.Optional[int], t.Optional[int]]:
+def _reap(pid: int, end: float, kill_now: bool) -> tuple[t.Optional[int], t.Optional[int]]:
     """Wait for our own child until ``end``, then kill its session; return (status, pid if it can't be killed)."""
     killed = False
     if kill_now:
@@ -337,7 +337,7 @@ def _kill_session(pid: int) -> None:
             continue
 
 
-def _state_of(pid: int) -> t.Tuple[t.Optional[str], t.Optional[str]]:
+def _state_of(pid: int) -> tuple[t.Optional[str], t.Optional[str]]:
     state = wchan = None
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:

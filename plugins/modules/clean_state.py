@@ -183,12 +183,13 @@ seconds:
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, baselines_of, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.assess import Wanted, assess
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Limits
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
-ARGUMENTS: t.Dict[str, t.Any] = {
+ARGUMENTS: dict[str, t.Any] = {
     **DEVICES,
     "max_used_mib": {"type": "int", "default": 64},
     "baselines": {"type": "dict", "default": {}},

@@ -215,6 +215,7 @@ seconds:
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
     DEVICES,
@@ -225,7 +226,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order, evict
 
-DEADLINES: t.Dict[str, t.Any] = {
+DEADLINES: dict[str, t.Any] = {
     "stop": {"type": "float", "default": 45},
     "term": {"type": "float", "default": 45},
     "term_hung": {"type": "float", "default": 10},
@@ -233,7 +234,7 @@ DEADLINES: t.Dict[str, t.Any] = {
     "holders": {"type": "float", "default": 10},
 }
 RUNGS = ["drain", "stop", "term", "kill", "holders"]
-ARGUMENTS: t.Dict[str, t.Any] = {
+ARGUMENTS: dict[str, t.Any] = {
     **DEVICES,
     **SERVER,
     "scope": {"type": "str", "choices": ["server", "sglang", "gpu"], "default": "server"},

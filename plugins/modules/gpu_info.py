@@ -174,6 +174,7 @@ seconds:
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import look
@@ -181,7 +182,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.vantage 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import driver_row, gpu_rows
 
 
-def show(params: t.Mapping[str, t.Any]) -> t.Dict[str, t.Any]:
+def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """The module's result for these parameters."""
     options = look_options(params)
     snapshot = look(options)

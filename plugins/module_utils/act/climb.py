@@ -64,9 +64,9 @@ class Rung:
     """What one rung did. ``asked``: who was asked and how; ``left``: who went; ``stayed``: who did not."""
 
     rung: str
-    asked: t.Tuple[t.Mapping[str, t.Any], ...]
-    left: t.Tuple[int, ...]
-    stayed: t.Tuple[Stayed, ...]
+    asked: tuple[t.Mapping[str, t.Any], ...]
+    left: tuple[int, ...]
+    stayed: tuple[Stayed, ...]
     seconds: float
     note: str = ""
 
@@ -86,12 +86,12 @@ class PinnedWait:
 class Report:
     """The whole climb, filled as it goes, so that a failure still tells what was done."""
 
-    rungs: t.List[Rung] = field(default_factory=list)
-    reasons: t.List[Reason] = field(default_factory=list)
-    respawns: t.List[t.Mapping[str, t.Any]] = field(default_factory=list)
-    ended: t.List[t.Mapping[str, t.Any]] = field(default_factory=list)
+    rungs: list[Rung] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    respawns: list[t.Mapping[str, t.Any]] = field(default_factory=list)
+    ended: list[t.Mapping[str, t.Any]] = field(default_factory=list)
     pinned: t.Optional[PinnedWait] = None
-    spared: t.Tuple[Spared, ...] = ()
+    spared: tuple[Spared, ...] = ()
     leader_died_at: t.Optional[float] = None
     server_uid: t.Optional[int] = None
 
@@ -110,11 +110,11 @@ class Climber:
     report: Report = field(default_factory=Report)
     memory: Memory = field(default_factory=Memory)
     pinned_mib: int = 0
-    asked_by_owner: t.Set[t.Tuple[int, int]] = field(default_factory=set)
+    asked_by_owner: set[tuple[int, int]] = field(default_factory=set)
     before: t.Optional[Snapshot] = None
     after: t.Optional[Snapshot] = None
 
-    def look(self) -> t.Tuple[Snapshot, Selection]:
+    def look(self) -> tuple[Snapshot, Selection]:
         """Look, select, and remember who was selected: when a leader is gone, its tree can still be told."""
         reading = self.before.reading if self.before is not None else None
         snapshot = look(self.options) if reading is None else look_with(self.options, reading)
@@ -147,10 +147,10 @@ class Climber:
         self.after = self._final_look()
         return self.report
 
-    def plan(self) -> t.Tuple[t.Tuple[str, t.Tuple[str, ...]], ...]:
+    def plan(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What climbing would do now: (rung, who would be asked), for check mode and for people."""
         _snapshot, selection = self.look()
-        rows: t.List[t.Tuple[str, t.Tuple[str, ...]]] = []
+        rows: list[tuple[str, tuple[str, ...]]] = []
         waiting = self._waiting_unit()
         owners = tuple(f"{one.kind} {one.name} (leader {one.leader_pid})" for one in selection.owners)
         words = {
@@ -167,7 +167,7 @@ class Climber:
 
     # --- rungs --------------------------------------------------------------------------------------------------------
 
-    def _actions(self) -> t.Dict[str, t.Callable[[Snapshot, Selection], bool]]:
+    def _actions(self) -> dict[str, t.Callable[[Snapshot, Selection], bool]]:
         return {"stop": self._stop, "term": self._term, "kill": self._kill, "holders": self._end_holders}
 
     def _stop(self, _snapshot: Snapshot, selection: Selection) -> bool:
@@ -312,7 +312,7 @@ class Climber:
         name: str,
         asked: t.Sequence[t.Mapping[str, t.Any]],
         grips: t.Sequence[Grip],
-        ended: t.Set[t.Tuple[int, int]],
+        ended: set[tuple[int, int]],
         started: float,
         note: str = "",
     ) -> Rung:
@@ -397,7 +397,7 @@ class Climber:
 
     def _used_above_limit(
         self, reading: GpuReading, indices: t.Collection[int]
-    ) -> t.Optional[t.Dict[int, int]]:
+    ) -> t.Optional[dict[int, int]]:
         """MiB used by GPU, where it is above the limit; None where it can't be told."""
         if reading.gpus is None:
             return None
@@ -459,7 +459,7 @@ def _why_still_there(process: Process) -> t.Optional[Stayed]:
     return Stayed(seen, f"state {now.state}{pending}{where}")
 
 
-def _grip_all(targets: t.Sequence[Target]) -> t.List[Grip]:
+def _grip_all(targets: t.Sequence[Target]) -> list[Grip]:
     return [held for target in targets if (held := grip(target.process)) is not None]
 
 
@@ -468,7 +468,7 @@ def _close_all(grips: t.Sequence[Grip]) -> None:
         held.close()
 
 
-def _named(targets: t.Sequence[Target]) -> t.Tuple[str, ...]:
+def _named(targets: t.Sequence[Target]) -> tuple[str, ...]:
     return tuple(f"pid {one.process.pid} {program_of(one.process)} ({one.why[0]})" for one in targets)
 
 

@@ -33,7 +33,7 @@ def ask_to_stop(owner: Owner, deadline_s: float) -> Asked:
 
 def _stop_container(owner: Owner, deadline_s: float) -> Asked:
     """Stop a container whose main process, by the engine's own word, is the leader; another one is left alone."""
-    details: t.List[str] = []
+    details: list[str] = []
     for tool in CONTAINER_TOOLS:
         shown = run_bounded([tool, "inspect", "--format", "{{.State.Pid}}", owner.name], 10.0)
         if not shown.ok:

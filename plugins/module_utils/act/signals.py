@@ -93,7 +93,7 @@ def send(held: Grip, number: signal.Signals, objection: t.Callable[[Process], t.
     return Sent(pid, name, "sent")
 
 
-def wait_ended(grips: t.Sequence[Grip], deadline: float) -> t.Set[t.Tuple[int, int]]:
+def wait_ended(grips: t.Sequence[Grip], deadline: float) -> set[tuple[int, int]]:
     """Wait until all have ended or the monotonic clock shows ``deadline``; return the keys of those that ended.
 
     A pidfd becomes readable when the last thread is gone, so a zombie leader with living threads is not 'ended'.
@@ -102,7 +102,7 @@ def wait_ended(grips: t.Sequence[Grip], deadline: float) -> t.Set[t.Tuple[int, i
     waiting = {held.fd: held.process.key for held in grips}
     for fd in waiting:
         poller.register(fd, select.POLLIN)
-    ended: t.Set[t.Tuple[int, int]] = set()
+    ended: set[tuple[int, int]] = set()
     while waiting:
         left = deadline - time.monotonic()
         ready = poller.poll(max(0.0, min(left, 1.0)) * 1000)

@@ -40,7 +40,7 @@ class Sample:
 
     at_s: float
     used_mib: t.Mapping[int, t.Optional[int]]
-    holder_pids: t.Mapping[int, t.Tuple[int, ...]]
+    holder_pids: t.Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Limits:
     max_used_mib: int = 64
     baselines: t.Mapping[str, int] = field(default_factory=dict)
     required_available_mib: int = 0
-    ports: t.Tuple[int, ...] = ()
+    ports: tuple[int, ...] = ()
     shm_required_mib: int = 64
     expected_gpus: t.Optional[int] = None
     allow_simulated: bool = False
@@ -62,20 +62,20 @@ class Facts:
 
     vantage: str
     snapshot: Snapshot
-    samples: t.Tuple[Sample, ...]
+    samples: tuple[Sample, ...]
     memory: HostMemory
     cgroup: CgroupLimit
     available_mib: t.Optional[int]
     shm: ShmReading
-    leftovers: t.Tuple[t.Tuple[str, Leftover], ...]
-    ports: t.Optional[t.Tuple[PortUse, ...]]
+    leftovers: tuple[tuple[str, Leftover], ...]
+    ports: t.Optional[tuple[PortUse, ...]]
     kernel_gpu_count: t.Optional[int] = None
     cuda_errors: t.Optional[t.Mapping[int, t.Optional[str]]] = None
 
 
 def judge(facts: Facts, limits: Limits) -> Verdict:
     """The verdict with all its reasons, the worst first."""
-    reasons: t.List[Reason] = []
+    reasons: list[Reason] = []
     if limits.expected_gpus != 0:
         reasons += _driver(facts, limits)
         for gpu in facts.snapshot.gpus:
@@ -108,7 +108,7 @@ def _summary(state: str, required: t.Sequence[Reason], facts: Facts, limits: Lim
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
-def _driver(facts: Facts, limits: Limits) -> t.List[Reason]:
+def _driver(facts: Facts, limits: Limits) -> list[Reason]:
     reading = facts.snapshot.reading
     if reading.gpus is None:
         return [_driver_silent(facts)]
@@ -152,7 +152,7 @@ def _driver_silent(facts: Facts) -> Reason:
 # --- one GPU ----------------------------------------------------------------------------------------------------------
 
 
-def _gpu(gpu: Gpu, facts: Facts, limits: Limits) -> t.List[Reason]:
+def _gpu(gpu: Gpu, facts: Facts, limits: Limits) -> list[Reason]:
     label = gpu.label
     if gpu.memory is None:
         words = "; ".join(f"{problem.call}: {problem.message}" for problem in gpu.errors) or "no answer"
@@ -168,7 +168,7 @@ def _gpu(gpu: Gpu, facts: Facts, limits: Limits) -> t.List[Reason]:
     return result
 
 
-def _gpu_memory(gpu: Gpu, facts: Facts, limits: Limits) -> t.List[Reason]:
+def _gpu_memory(gpu: Gpu, facts: Facts, limits: Limits) -> list[Reason]:
     label, memory = gpu.label, gpu.memory
     if memory is None:
         return []
@@ -224,7 +224,7 @@ def _names(found: GpuHolders) -> str:
     )
 
 
-def _unified(gpu: Gpu, limits: Limits) -> t.List[Reason]:
+def _unified(gpu: Gpu, limits: Limits) -> list[Reason]:
     label = gpu.label
     text = f"{label} has no memory of its own (unified memory): host memory decides"
     if limits.required_available_mib > 0:
@@ -233,7 +233,7 @@ def _unified(gpu: Gpu, limits: Limits) -> t.List[Reason]:
     return [Reason("unified_memory", text, label, means="unknown")]
 
 
-def _mig(gpu: Gpu, limits: Limits) -> t.List[Reason]:
+def _mig(gpu: Gpu, limits: Limits) -> list[Reason]:
     result = []
     for number, instance in enumerate(gpu.mig):
         label = f"{gpu.label} MIG {instance.uuid or number}"
@@ -246,7 +246,7 @@ def _mig(gpu: Gpu, limits: Limits) -> t.List[Reason]:
     return result
 
 
-def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> t.List[Reason]:
+def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> list[Reason]:
     label = gpu.label
     result = []
     for one in found.holders:
@@ -279,7 +279,7 @@ def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> t.List[Reason]:
     return result
 
 
-def _health(gpu: Gpu, facts: Facts) -> t.List[Reason]:
+def _health(gpu: Gpu, facts: Facts) -> list[Reason]:
     label, health = gpu.label, gpu.health
     result = []
     if health.remap_failure:
@@ -303,7 +303,7 @@ def _health(gpu: Gpu, facts: Facts) -> t.List[Reason]:
     return result
 
 
-def _scan(facts: Facts) -> t.List[Reason]:
+def _scan(facts: Facts) -> list[Reason]:
     scan = facts.snapshot.scan
     result = []
     for problem in facts.snapshot.problems:
@@ -325,7 +325,7 @@ def _shielded(process: Process, snapshot: Snapshot) -> bool:
 # --- the host ---------------------------------------------------------------------------------------------------------
 
 
-def _host_memory(facts: Facts, limits: Limits) -> t.List[Reason]:
+def _host_memory(facts: Facts, limits: Limits) -> list[Reason]:
     needed, available = limits.required_available_mib, facts.available_mib
     if needed <= 0:
         return []
@@ -344,7 +344,7 @@ def _host_memory(facts: Facts, limits: Limits) -> t.List[Reason]:
     return [Reason("host_memory_short", text, "host memory")]
 
 
-def _ports(facts: Facts, limits: Limits) -> t.List[Reason]:
+def _ports(facts: Facts, limits: Limits) -> list[Reason]:
     if not limits.ports:
         return []
     if facts.ports is None:
@@ -353,7 +353,7 @@ def _ports(facts: Facts, limits: Limits) -> t.List[Reason]:
     return list(judge_ports(facts.ports, limits.ports, facts.snapshot.processes))
 
 
-def _shm(facts: Facts, limits: Limits) -> t.List[Reason]:
+def _shm(facts: Facts, limits: Limits) -> list[Reason]:
     shm = facts.shm
     if shm.free_mib is None:
         words = "; ".join(problem.message for problem in shm.problems) or "no answer"
@@ -373,7 +373,7 @@ def _shm(facts: Facts, limits: Limits) -> t.List[Reason]:
     return result
 
 
-def _orphans(facts: Facts) -> t.List[Reason]:
+def _orphans(facts: Facts) -> list[Reason]:
     snapshot = facts.snapshot
     result = []
     leaders = {leader.process.pid for leader in snapshot.leaders}
@@ -401,7 +401,7 @@ def _has_leader(process: Process, leaders: t.Collection[int], snapshot: Snapshot
     return False
 
 
-def _servers(facts: Facts, limits: Limits) -> t.List[Reason]:
+def _servers(facts: Facts, limits: Limits) -> list[Reason]:
     """A launcher for one of our ports counts before it listens: it may have come back between two samples."""
     result = []
     for leader in facts.snapshot.leaders:
@@ -417,7 +417,7 @@ def _elsewhere(process: Process, snapshot: Snapshot) -> bool:
     return container.startswith("lxc:") and container != snapshot.own_container
 
 
-def _not_visible(facts: Facts, limits: Limits) -> t.List[Reason]:
+def _not_visible(facts: Facts, limits: Limits) -> list[Reason]:
     if facts.vantage != "container" or limits.expected_gpus == 0:
         return []
     text = "not visible from inside a container: holders in other PID namespaces, and the host's kernel log (Xid)"

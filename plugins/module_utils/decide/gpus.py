@@ -17,7 +17,7 @@ def same_bus_id(left: str, right: str) -> bool:
     return _plain_bus_id(left) == _plain_bus_id(right)
 
 
-def choose_gpus(gpus: t.Sequence[Gpu], wanted: t.Sequence[str]) -> t.Tuple[Gpu, ...]:
+def choose_gpus(gpus: t.Sequence[Gpu], wanted: t.Sequence[str]) -> tuple[Gpu, ...]:
     """The GPUs named by ``wanted`` in that order; all of them when it is empty.
 
     Raises:
@@ -25,7 +25,7 @@ def choose_gpus(gpus: t.Sequence[Gpu], wanted: t.Sequence[str]) -> t.Tuple[Gpu, 
     """
     if not wanted:
         return tuple(gpus)
-    chosen: t.List[Gpu] = []
+    chosen: list[Gpu] = []
     for name in wanted:
         found = next((gpu for gpu in gpus if names_gpu(gpu, name)), None)
         if found is None:

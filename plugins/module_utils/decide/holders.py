@@ -38,7 +38,7 @@ def find_holders(
     """
     uses = {use.pid: use for use in scan.uses if gpu.minor is not None and use.minor == gpu.minor}
     listed = {row.pid: row for row in _listed(gpu)}
-    groups: t.Dict[str, t.List[Holder]] = {"holder": [], "visitor": [], "suspect": []}
+    groups: dict[str, list[Holder]] = {"holder": [], "visitor": [], "suspect": []}
     stale = []
     for pid in sorted(set(uses) | set(listed)):
         process = processes.get(pid)
@@ -67,14 +67,14 @@ def killable(holder: Holder) -> bool:
     return holder.role == "holder" and holder.protected is None and solid
 
 
-def _listed(gpu: Gpu) -> t.Tuple[t.Any, ...]:
+def _listed(gpu: Gpu) -> tuple[t.Any, ...]:
     rows = list(gpu.processes or ())
     for instance in gpu.mig:
         rows.extend(instance.processes or ())
     return tuple(rows)
 
 
-def _judge(use: t.Optional[DeviceUse], listed: bool, simulated: bool) -> t.Tuple[str, t.Tuple[str, ...]]:
+def _judge(use: t.Optional[DeviceUse], listed: bool, simulated: bool) -> tuple[str, tuple[str, ...]]:
     evidence = []
     if use is not None and use.readable_kib:
         evidence.append(f"{READABLE_MAPPING} {use.readable_kib} KiB")

@@ -6,7 +6,7 @@
 Nothing is selected by name alone. A leader is selected because the launch record, its unit or its port says that it is
 the server asked for (scope ``server``), or because it is an SGLang launcher on the chosen GPUs (``sglang``, ``gpu``). A
 member is selected because it descends from such a leader, was seen to do so before, lives in a cgroup that is the
-leader's own, or belongs to the session or process group that the leader itself leads, running the same interpreter.
+leader's own, or is a worker (or a holder of a GPU) in the session or process group that the leader itself leads.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Request:
     port: t.Optional[int] = None
     unit: t.Optional[str] = None
     record: t.Optional[RecordedLaunch] = None
-    protect: t.Tuple[str, ...] = ()
-    devices: t.Tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Memory:
     """Processes selected in earlier looks of this run: after their leader is gone, they are still the server's."""
 
-    members: t.Mapping[t.Tuple[int, int], str] = field(default_factory=dict)
-    leaders: t.Tuple[Process, ...] = ()
+    members: t.Mapping[tuple[int, int], str] = field(default_factory=dict)
+    leaders: tuple[Process, ...] = ()
 
     def with_selection(self, selection: Selection) -> Memory:
         members = dict(self.members)
@@ -74,7 +74,7 @@ class Target:
 
     process: Process
     part: str
-    why: t.Tuple[str, ...]
+    why: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Spared:
 class Selection:
     """Who is asked at which rung."""
 
-    leaders: t.Tuple[Target, ...] = ()
-    members: t.Tuple[Target, ...] = ()
-    holders: t.Tuple[Target, ...] = ()
-    owners: t.Tuple[Owner, ...] = ()
-    spared: t.Tuple[Spared, ...] = ()
+    leaders: tuple[Target, ...] = ()
+    members: tuple[Target, ...] = ()
+    holders: tuple[Target, ...] = ()
+    owners: tuple[Owner, ...] = ()
+    spared: tuple[Spared, ...] = ()
 
     @property
-    def everybody(self) -> t.Tuple[Target, ...]:
+    def everybody(self) -> tuple[Target, ...]:
         return self.leaders + self.members + self.holders
 
 
@@ -117,9 +117,9 @@ def select(snapshot: Snapshot, request: Request, memory: t.Optional[Memory] = No
     leaders = [leader for leader in snapshot.leaders if leader.process.key in chosen]
     members = _members(snapshot, leaders, request, memory)
     holders = _holders(snapshot, request, {*chosen, *members})
-    spared: t.List[Spared] = []
+    spared: list[Spared] = []
 
-    def targets(part: str, found: t.Mapping[t.Tuple[int, int], t.Tuple[str, ...]]) -> t.Tuple[Target, ...]:
+    def targets(part: str, found: t.Mapping[tuple[int, int], tuple[str, ...]]) -> tuple[Target, ...]:
         result = []
         for (pid, _ticks), why in sorted(found.items()):
             process = snapshot.processes[pid]
@@ -155,10 +155,10 @@ def owner_of(leader: Leader) -> t.Optional[Owner]:
     return None
 
 
-def bystanders(snapshot: Snapshot, selection: Selection) -> t.Tuple[Spared, ...]:
+def bystanders(snapshot: Snapshot, selection: Selection) -> tuple[Spared, ...]:
     """Everybody who uses a chosen GPU, or is a server, and is left alone: with the reason."""
     touched = {target.process.key for target in selection.everybody}
-    result: t.Dict[t.Tuple[int, int], Spared] = {}
+    result: dict[tuple[int, int], Spared] = {}
     for gpu in snapshot.gpus:
         found = snapshot.holders[gpu.index]
         for holder in found.holders + found.visitors + found.suspects:
@@ -224,19 +224,19 @@ def _on_chosen_gpus(leader: Leader, snapshot: Snapshot, request: Request) -> t.O
     return None
 
 
-def _holder_pids(snapshot: Snapshot, gpu_index: int) -> t.Set[int]:
+def _holder_pids(snapshot: Snapshot, gpu_index: int) -> set[int]:
     return {holder.pid for holder in snapshot.holders[gpu_index].holders}
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-def descendants(pid: int, processes: t.Mapping[int, Process]) -> t.List[int]:
+def descendants(pid: int, processes: t.Mapping[int, Process]) -> list[int]:
     """All pids below ``pid`` by parent links."""
-    children: t.Dict[int, t.List[int]] = {}
+    children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process.pid)
-    result: t.List[int] = []
+    result: list[int] = []
     queue = list(children.get(pid, ()))
     while queue:
         current = queue.pop()
@@ -248,8 +248,8 @@ def descendants(pid: int, processes: t.Mapping[int, Process]) -> t.List[int]:
 
 def _members(
     snapshot: Snapshot, leaders: t.Sequence[Leader], request: Request, memory: Memory
-) -> t.Dict[t.Tuple[int, int], t.Tuple[str, ...]]:
-    found: t.Dict[t.Tuple[int, int], t.List[str]] = {}
+) -> dict[tuple[int, int], tuple[str, ...]]:
+    found: dict[tuple[int, int], list[str]] = {}
     leader_keys = {leader.process.key for leader in leaders}
     foreign = _families_of_others(snapshot, leader_keys)
 
@@ -278,10 +278,10 @@ def _members(
 
 
 def _families_of_others(
-    snapshot: Snapshot, leader_keys: t.Collection[t.Tuple[int, int]]
-) -> t.Set[t.Tuple[int, int]]:
+    snapshot: Snapshot, leader_keys: t.Collection[tuple[int, int]]
+) -> set[tuple[int, int]]:
     """Other servers and all below them: no weaker evidence may reach into another server's tree."""
-    result: t.Set[t.Tuple[int, int]] = set()
+    result: set[tuple[int, int]] = set()
     for other in snapshot.leaders:
         if other.process.key in leader_keys:
             continue
@@ -304,18 +304,22 @@ def _below(path: str, top: str) -> bool:
 
 
 def _add_own_session(snapshot: Snapshot, leader: Process, add: t.Callable[[Process, str], None]) -> None:
-    """A session or group that the leader itself leads, and in it only its interpreter or SGLang's own titles.
+    """A session or process group that the leader itself leads: in it SGLang's own workers, by their titles or as they
+    look while they import, and the leader's program where it holds a GPU (a forked orphan).
 
-    The kernel gives out no pid that is still in use as a session or group id, so the number alone can't mislead; but a
-    shell's pipeline shares the group (``sglang serve | tee log``), so the program must be the leader's too.
+    The kernel gives out no pid that is still in use as a session or group id, so the number can't mislead. Membership
+    alone is not enough all the same: ``sglang serve | tee log`` shares the group, and a leader that was exec'ed by a
+    login shell leads the session of all its jobs.
     """
+    holding = {pid for index in snapshot.holders for pid in _holder_pids(snapshot, index)}
     for process in snapshot.processes.values():
         if process.start_ticks < leader.start_ticks or process.pid == leader.pid:
             continue
         which = "session" if process.sid == leader.pid else "process group" if process.pgid == leader.pid else None
         same_program = leader.exe is not None and process.exe == leader.exe
-        if which and (same_program or worker_role(process.title)):
-            add(process, f"in the {which} that leader {leader.pid} led, running the same program")
+        worker = worker_role(process.title) is not None or (same_program and SPAWN_MARK in process.argv)
+        if which and (worker or (same_program and process.pid in holding)):
+            add(process, f"in the {which} that leader {leader.pid} led, a worker or a holder of a GPU")
 
 
 def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:
@@ -352,10 +356,10 @@ def _python(process: Process) -> bool:
 
 
 def _holders(
-    snapshot: Snapshot, request: Request, taken: t.Collection[t.Tuple[int, int]]
-) -> t.Dict[t.Tuple[int, int], t.Tuple[str, ...]]:
+    snapshot: Snapshot, request: Request, taken: t.Collection[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[str, ...]]:
     """Scope ``gpu``: whoever else holds a chosen GPU on solid evidence. A visitor never is one."""
-    found: t.Dict[t.Tuple[int, int], t.Tuple[str, ...]] = {}
+    found: dict[tuple[int, int], tuple[str, ...]] = {}
     if request.scope != "gpu":
         return found
     for gpu in snapshot.gpus:

@@ -14,7 +14,7 @@ from ..spawn import call_bounded
 PROBE_BYTES = 64 * 2**20
 
 
-def probe_cuda(gpus: t.Sequence[Gpu], deadline_s: float) -> t.Dict[int, t.Optional[str]]:
+def probe_cuda(gpus: t.Sequence[Gpu], deadline_s: float) -> dict[int, t.Optional[str]]:
     """An error text by GPU index, None where a context was made and memory taken and given back.
 
     The probe runs in a child with a deadline and loads libcuda.so.1 there; GPUs are found by bus id, since CUDA's order
@@ -32,7 +32,7 @@ def _probe_one(bus_id: t.Optional[str]) -> t.Optional[str]:
         return "its bus id is not known"
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-    steps: t.Tuple[t.Tuple[str, t.Tuple[t.Any, ...]], ...] = (
+    steps: tuple[tuple[str, tuple[t.Any, ...]], ...] = (
         ("cuInit", (0,)),
         ("cuDeviceGetByPCIBusId", (ctypes.byref(device), bus_id.encode())),
         ("cuCtxCreate_v2", (ctypes.byref(context), 0, device)),

@@ -37,7 +37,7 @@ class MapsLine:
     address: str
     readable: bool
     kib: int
-    device: t.Tuple[int, int]
+    device: tuple[int, int]
     inode: int
     path: str
 
@@ -55,7 +55,7 @@ class _Scanner:
 
     proc: str
     major: int
-    known: t.Dict[t.Tuple[t.Tuple[int, int], int], t.Optional[int]] = field(default_factory=dict)
+    known: dict[tuple[tuple[int, int], int], t.Optional[int]] = field(default_factory=dict)
 
     def minor_of(self, kind: Kind) -> t.Optional[int]:
         # NVIDIA's nodes are character devices; another major (a lab's) may be a block device, such as a loop device.
@@ -71,12 +71,12 @@ def scan_devices(
     """Look through all processes for GPU nodes (``major``); a process that refuses is listed in ``unreadable``."""
     started = time.monotonic()
     scanner = _Scanner(proc, major)
-    uses: t.List[DeviceUse] = []
-    unreadable: t.List[int] = []
+    uses: list[DeviceUse] = []
+    unreadable: list[int] = []
     for process in processes.values():
         if process.kernel_thread or process.dead:
             continue
-        tallies: t.Dict[int, _Tally] = {}
+        tallies: dict[int, _Tally] = {}
         complete = _scan_process(scanner, process, tallies)
         if not complete and _is_alive(process, proc):
             unreadable.append(process.pid)
@@ -87,7 +87,7 @@ def scan_devices(
     return DeviceScan(tuple(uses), tuple(unreadable), len(processes), round(time.monotonic() - started, 3))
 
 
-def parse_maps(text: str) -> t.List[MapsLine]:
+def parse_maps(text: str) -> list[MapsLine]:
     """The file-backed lines of a maps file. Lines that make no sense are passed over."""
     result = []
     for line in text.splitlines():
@@ -112,7 +112,7 @@ def parse_maps(text: str) -> t.List[MapsLine]:
     return result
 
 
-def _scan_process(scanner: _Scanner, process: Process, tallies: t.Dict[int, _Tally]) -> bool:
+def _scan_process(scanner: _Scanner, process: Process, tallies: dict[int, _Tally]) -> bool:
     """Fill ``tallies``; False where something of this process could not be read."""
     base = f"{scanner.proc}/{process.pid}"
     # A zombie leader with living threads shows nothing of its own; its threads still have all of it.
@@ -128,7 +128,7 @@ def _scan_process(scanner: _Scanner, process: Process, tallies: t.Dict[int, _Tal
     return complete
 
 
-def _scan_fds(scanner: _Scanner, root: str, tallies: t.Dict[int, _Tally]) -> bool:
+def _scan_fds(scanner: _Scanner, root: str, tallies: dict[int, _Tally]) -> bool:
     try:
         names = os.listdir(f"{root}/fd")
     except OSError as exc:
@@ -146,7 +146,7 @@ def _scan_fds(scanner: _Scanner, root: str, tallies: t.Dict[int, _Tally]) -> boo
     return True
 
 
-def _scan_maps(scanner: _Scanner, base: str, root: str, tallies: t.Dict[int, _Tally]) -> bool:
+def _scan_maps(scanner: _Scanner, base: str, root: str, tallies: dict[int, _Tally]) -> bool:
     data = read_bytes(f"{root}/maps", MAPS_LIMIT_BYTES)
     if data is None:
         return not os.path.exists(f"{root}/maps")
@@ -166,7 +166,7 @@ def _scan_maps(scanner: _Scanner, base: str, root: str, tallies: t.Dict[int, _Ta
 
 def _minor_of_mapping(
     scanner: _Scanner, base: str, root: str, line: MapsLine
-) -> t.Tuple[t.Optional[int], bool]:
+) -> tuple[t.Optional[int], bool]:
     """(GPU minor or None, whether that is known). Only files outside /dev are remembered as harmless."""
     key = (line.device, line.inode)
     suspicious = "/dev/" in line.path or "nvidia" in line.path
@@ -187,7 +187,7 @@ def _minor_of_mapping(
 
 def _minor_by_path(
     scanner: _Scanner, root: str, line: MapsLine, suspicious: bool
-) -> t.Tuple[t.Optional[int], bool]:
+) -> tuple[t.Optional[int], bool]:
     """The way of the unprivileged container: same device and inode at the mapping's path means the same node."""
     path = line.path[: -len(" (deleted)")] if line.path.endswith(" (deleted)") else line.path
     try:
@@ -200,14 +200,14 @@ def _minor_by_path(
     return None, not suspicious
 
 
-def _tids(base: str) -> t.List[int]:
+def _tids(base: str) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{base}/task") if name.isdigit())
     except OSError:
         return []
 
 
-def _own_file_tables(pid: int, tids: t.Sequence[int], proc: str) -> t.List[int]:
+def _own_file_tables(pid: int, tids: t.Sequence[int], proc: str) -> list[int]:
     """Threads whose file table is not the leader's (CLONE_FILES left out): their open files are seen nowhere else."""
     number = KCMP_NUMBERS.get(platform.machine())
     if len(tids) < 2 or number is None or proc != "/proc":

@@ -9,8 +9,8 @@ import os
 import typing as t
 from dataclasses import dataclass, field
 
-from ..decide.gpus import choose_gpus
 from ..cgroups import container_of, unit_of
+from ..decide.gpus import choose_gpus
 from ..decide.holders import find_holders
 from ..errors import CleanSlateError
 from ..model import DeviceScan, DeviceUse, GpuReading, Process, to_json
@@ -29,12 +29,12 @@ DEFAULT_PORT = 30000
 class LookOptions:
     """How to look: which GPUs, with which deadline and roots, and whom the operator protects."""
 
-    devices: t.Tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     expected_gpus: t.Optional[int] = None
     nvml_deadline_s: float = 10.0
     device_major: int = NVIDIA_MAJOR
     proc: str = "/proc"
-    protect: t.Tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()
     systemctl_deadline_s: float = 10.0
     extra: t.Mapping[str, t.Any] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
     )
 
 
-def bounded_view(options: LookOptions) -> t.Tuple[t.Dict[int, Process], DeviceScan]:
+def bounded_view(options: LookOptions) -> tuple[dict[int, Process], DeviceScan]:
     """All processes and their GPU nodes, read in a child: a process that hangs in the kernel with its memory map locked
     blocks everybody who reads its command line or mappings.
 
@@ -102,7 +102,7 @@ def bounded_view(options: LookOptions) -> t.Tuple[t.Dict[int, Process], DeviceSc
     return processes, DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"])
 
 
-def _view(options: LookOptions) -> t.Dict[str, t.Any]:
+def _view(options: LookOptions) -> dict[str, t.Any]:
     processes = procfs.read_processes(options.proc)
     scan = scan_devices(processes, options.proc, options.device_major)
     return {"processes": [to_json(process) for process in processes.values()], "scan": to_json(scan)}
@@ -113,15 +113,15 @@ def process_from_json(row: t.Mapping[str, t.Any]) -> Process:
     return Process(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
-def own_pids(processes: t.Mapping[int, Process]) -> t.FrozenSet[int]:
+def own_pids(processes: t.Mapping[int, Process]) -> frozenset[int]:
     """This process and all its ancestors: ending one of them ends the run, or the operator's session."""
     return frozenset([os.getpid(), *procfs.ancestors(os.getpid(), processes)])
 
 
-def find_leaders(processes: t.Mapping[int, Process], options: LookOptions) -> t.Tuple[Leader, ...]:
+def find_leaders(processes: t.Mapping[int, Process], options: LookOptions) -> tuple[Leader, ...]:
     """All SGLang launchers, with their port as launched and their unit as systemd knows it."""
     systemd = options.proc == "/proc" and has_systemd()
-    units: t.Dict[str, t.Optional[Unit]] = {}
+    units: dict[str, t.Optional[Unit]] = {}
     result = []
     for process in processes.values():
         if process.dead or not is_leader(process.argv):

@@ -72,7 +72,7 @@ def _failed(problem: Problem, kernel_version: t.Optional[str]) -> GpuReading:
 
 
 def _gpu(index: int, node: ElementTree.Element) -> Gpu:
-    errors: t.List[Problem] = []
+    errors: list[Problem] = []
     memory = _memory(node, errors)
     return Gpu(
         index=index,
@@ -88,7 +88,7 @@ def _gpu(index: int, node: ElementTree.Element) -> Gpu:
     )
 
 
-def _memory(node: ElementTree.Element, errors: t.List[Problem]) -> t.Optional[GpuMemory]:
+def _memory(node: ElementTree.Element, errors: list[Problem]) -> t.Optional[GpuMemory]:
     fields = {name: _number(_value(node, f"fb_memory_usage/{name}")) for name in ("total", "used", "reserved", "free")}
     if fields["used"] is None:
         raw = (node.findtext("fb_memory_usage/used") or "missing").strip()
@@ -99,7 +99,7 @@ def _memory(node: ElementTree.Element, errors: t.List[Problem]) -> t.Optional[Gp
     )
 
 
-def _processes(node: ElementTree.Element, errors: t.List[Problem]) -> t.Optional[t.Tuple[NvmlProcess, ...]]:
+def _processes(node: ElementTree.Element, errors: list[Problem]) -> t.Optional[tuple[NvmlProcess, ...]]:
     table = node.find("processes")
     if table is None or (not table.findall("process_info") and (table.text or "").strip()):
         raw = "missing" if table is None else (table.text or "").strip()

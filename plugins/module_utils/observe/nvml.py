@@ -142,7 +142,7 @@ class _Asker:
 
     def __init__(self, nvml: types.ModuleType) -> None:
         self.nvml = nvml
-        self.problems: t.List[t.Dict[str, t.Any]] = []
+        self.problems: list[dict[str, t.Any]] = []
 
     def ask(self, name: str, *args: t.Any, quiet: bool = False) -> t.Any:
         """The call's answer or None. ``quiet``: Not Supported is an ordinary answer of this GPU, no problem."""
@@ -156,7 +156,7 @@ class _Asker:
         return None
 
 
-def _query(proc: str) -> t.Dict[str, t.Any]:
+def _query(proc: str) -> dict[str, t.Any]:
     import pynvml
 
     asker = _Asker(pynvml)
@@ -166,7 +166,7 @@ def _query(proc: str) -> t.Dict[str, t.Any]:
     asker.ask("nvmlInit")
     if len(asker.problems) > before:
         return {"problems": asker.problems, "gpus": None, "library": _loaded_library()}
-    result: t.Dict[str, t.Any] = {
+    result: dict[str, t.Any] = {
         "library": _loaded_library(),
         "driver_version": _text(asker.ask("nvmlSystemGetDriverVersion")),
         "nvml_version": _text(asker.ask("nvmlSystemGetNVMLVersion")),
@@ -178,9 +178,9 @@ def _query(proc: str) -> t.Dict[str, t.Any]:
     return result
 
 
-def _query_gpu(nvml: types.ModuleType, index: int) -> t.Dict[str, t.Any]:
+def _query_gpu(nvml: types.ModuleType, index: int) -> dict[str, t.Any]:
     asker = _Asker(nvml)
-    gpu: t.Dict[str, t.Any] = {"index": index, "errors": asker.problems}
+    gpu: dict[str, t.Any] = {"index": index, "errors": asker.problems}
     handle = asker.ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return gpu
@@ -202,7 +202,7 @@ def _query_gpu(nvml: types.ModuleType, index: int) -> t.Dict[str, t.Any]:
     return gpu
 
 
-def _query_memory(nvml: types.ModuleType, asker: _Asker, handle: t.Any) -> t.Optional[t.Dict[str, t.Any]]:
+def _query_memory(nvml: types.ModuleType, asker: _Asker, handle: t.Any) -> t.Optional[dict[str, t.Any]]:
     """Memory by v2, else v1; Not Supported by both means unified memory (GB10, Jetson), which is no failure."""
     second = getattr(nvml, "nvmlMemory_v2", None)
     codes = []
@@ -230,9 +230,9 @@ def _query_memory(nvml: types.ModuleType, asker: _Asker, handle: t.Any) -> t.Opt
     return None
 
 
-def _query_processes(asker: _Asker, handle: t.Any) -> t.Optional[t.List[t.Dict[str, t.Any]]]:
+def _query_processes(asker: _Asker, handle: t.Any) -> t.Optional[list[dict[str, t.Any]]]:
     """The compute, graphics and MPS lists joined; None when the compute list could not be had."""
-    rows: t.Dict[t.Tuple[int, t.Optional[int]], t.Dict[str, t.Any]] = {}
+    rows: dict[tuple[int, t.Optional[int]], dict[str, t.Any]] = {}
     for kind, name in (
         ("compute", "nvmlDeviceGetComputeRunningProcesses"),
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
@@ -258,7 +258,7 @@ def _query_processes(asker: _Asker, handle: t.Any) -> t.Optional[t.List[t.Dict[s
     return list(rows.values())
 
 
-def _query_health(nvml: types.ModuleType, asker: _Asker, handle: t.Any) -> t.Dict[str, t.Any]:
+def _query_health(nvml: types.ModuleType, asker: _Asker, handle: t.Any) -> dict[str, t.Any]:
     remapped = asker.ask("nvmlDeviceGetRemappedRows", handle, quiet=True)
     retired = asker.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle, quiet=True)
     utilization = asker.ask("nvmlDeviceGetUtilizationRates", handle, quiet=True)
@@ -290,7 +290,7 @@ def _recovery_action(asker: _Asker, handle: t.Any) -> t.Optional[int]:
     return int(values[0].value.uiVal)
 
 
-def _query_mig(nvml: types.ModuleType, handle: t.Any) -> t.List[t.Dict[str, t.Any]]:
+def _query_mig(nvml: types.ModuleType, handle: t.Any) -> list[dict[str, t.Any]]:
     """Each MIG instance by itself: a query that fails on one says nothing of the others."""
     asker = _Asker(nvml)
     slots = asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
@@ -354,7 +354,7 @@ def _reading_from_json(data: t.Mapping[str, t.Any], kernel_version: t.Optional[s
     )
 
 
-def _problems(rows: t.Iterable[t.Mapping[str, t.Any]]) -> t.Tuple[Problem, ...]:
+def _problems(rows: t.Iterable[t.Mapping[str, t.Any]]) -> tuple[Problem, ...]:
     return tuple(Problem(row["call"], row["code"], row["message"]) for row in rows)
 
 
@@ -406,7 +406,7 @@ def _memory_from_json(data: t.Optional[t.Mapping[str, t.Any]]) -> t.Optional[Gpu
 
 def _processes_from_json(
     rows: t.Optional[t.Iterable[t.Mapping[str, t.Any]]],
-) -> t.Optional[t.Tuple[NvmlProcess, ...]]:
+) -> t.Optional[tuple[NvmlProcess, ...]]:
     if rows is None:
         return None
     return tuple(NvmlProcess(row["pid"], row["kind"], mib(row["used"]), row["gi"], row["ci"]) for row in rows)

@@ -14,7 +14,7 @@ KILL_BIT = 1 << 8  # SIGKILL is signal 9, bit 8 of SigPnd and ShdPnd
 PF_KTHREAD = 0x00200000  # include/linux/sched.h; pid 2 is an ordinary process inside a container
 
 
-def list_pids(proc: str = "/proc") -> t.List[int]:
+def list_pids(proc: str = "/proc") -> list[int]:
     """All process ids below ``proc``, ascending."""
     return sorted(int(name) for name in os.listdir(proc) if name.isdigit())
 
@@ -47,7 +47,7 @@ def read_text(path: str, limit: int = 1 << 20) -> t.Optional[str]:
     return None if data is None else data.decode("utf-8", "replace")
 
 
-def parse_stat(text: str) -> t.Optional[t.Dict[str, t.Any]]:
+def parse_stat(text: str) -> t.Optional[dict[str, t.Any]]:
     """The fields of /proc/PID/stat that we use. The comm may hold spaces and parentheses, so the last ')' counts."""
     head, found, tail = text.rpartition(")")
     fields = tail.split()
@@ -69,9 +69,9 @@ def parse_stat(text: str) -> t.Optional[t.Dict[str, t.Any]]:
         return None
 
 
-def parse_status(text: str) -> t.Dict[str, str]:
+def parse_status(text: str) -> dict[str, str]:
     """/proc/PID/status as a mapping; lines without a colon are passed over."""
-    result: t.Dict[str, str] = {}
+    result: dict[str, str] = {}
     for line in text.splitlines():
         name, found, value = line.partition(":")
         if found and name not in result:
@@ -79,17 +79,17 @@ def parse_status(text: str) -> t.Dict[str, str]:
     return result
 
 
-def parse_cmdline(data: bytes) -> t.Tuple[str, ...]:
+def parse_cmdline(data: bytes) -> tuple[str, ...]:
     """argv from /proc/PID/cmdline. A rewritten title comes as one word padded with NULs."""
     words = data.rstrip(b"\0").split(b"\0") if data.rstrip(b"\0") else []
     return tuple(word.decode("utf-8", "replace") for word in words)
 
 
-def parse_cgroups(text: str) -> t.Tuple[str, ...]:
+def parse_cgroups(text: str) -> tuple[str, ...]:
     """The paths of /proc/PID/cgroup: v2 first, then systemd's named v1 hierarchy, then the others."""
-    v2: t.List[str] = []
-    named: t.List[str] = []
-    rest: t.List[str] = []
+    v2: list[str] = []
+    named: list[str] = []
+    rest: list[str] = []
     for line in text.splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
@@ -165,7 +165,7 @@ def read_identity(pid: int, proc: str = "/proc") -> t.Optional[Process]:
     )
 
 
-def read_processes(proc: str = "/proc") -> t.Dict[int, Process]:
+def read_processes(proc: str = "/proc") -> dict[int, Process]:
     """All processes that can be seen; those that vanish while we read are left out."""
     result = {}
     for pid in list_pids(proc):
@@ -175,7 +175,7 @@ def read_processes(proc: str = "/proc") -> t.Dict[int, Process]:
     return result
 
 
-def read_environment(pid: int, proc: str = "/proc") -> t.Optional[t.Dict[str, str]]:
+def read_environment(pid: int, proc: str = "/proc") -> t.Optional[dict[str, str]]:
     """The environment a process was started with; None where it can't be read, empty where a title wiped it."""
     data = read_bytes(f"{proc}/{pid}/environ")
     if data is None:
@@ -210,9 +210,9 @@ def age_s(process: Process, uptime_s: t.Optional[float]) -> t.Optional[float]:
     return max(0.0, uptime_s - process.start_ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def ancestors(pid: int, processes: t.Mapping[int, Process]) -> t.List[int]:
+def ancestors(pid: int, processes: t.Mapping[int, Process]) -> list[int]:
     """The pids above ``pid``, nearest first; cycles in a torn snapshot end the walk."""
-    result: t.List[int] = []
+    result: list[int] = []
     current = processes.get(pid)
     while current is not None and current.ppid > 0 and current.ppid not in result:
         result.append(current.ppid)
@@ -227,7 +227,7 @@ def _link(path: str) -> t.Optional[str]:
         return None
 
 
-def _task_states(base: str) -> t.Tuple[str, ...]:
+def _task_states(base: str) -> tuple[str, ...]:
     try:
         tids = os.listdir(f"{base}/task")
     except OSError:
