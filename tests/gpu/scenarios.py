@@ -1,0 +1,431 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Relaunches of a real SGLang on a real GPU, from every dirty state, with the figures for docs/measured.md.
+
+usage: scenarios.py --out DIR --model MODEL [--python PYTHON] [--budget SECONDS] [--inventory-vars JSON] SCENARIO...
+
+Scenarios run in the given order; each one takes the host as the one before left it. What was seen is written to
+DIR/report.json after each scenario, so that a run that is cut off still tells what it saw. A scenario that goes wrong is
+reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
+
+one GPU:   start serving killed hung orphan hicache hicache_killed timing teardown
+two GPUs:  neighbour tp2 tp2_killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import typing as t
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLBACKS = ROOT / "tests" / "harness" / "callback_plugins"
+NAME, PORT, NEIGHBOUR_PORT = "gpu", 31000, 31500
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", "HOME", "LANG")
+PASSED_PREFIXES = ("NCCL_", "NVSHMEM_", "TORCH_", "HF_", "TRITON_")
+BASE_FLAGS: dict[str, t.Any] = {
+    "load-format": "dummy",
+    "attention-backend": "triton",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "disable-cuda-graph": True,
+    "mem-fraction-static": 0.5,
+    "reasoning-parser": "kimi_k2",
+}
+HOLD = """
+import os, signal, torch
+memory = torch.empty(20 << 30, dtype=torch.uint8, device="cuda:0"); torch.cuda.synchronize()
+child = os.fork()
+if child == 0:
+    while True: signal.pause()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+Figures = dict[str, t.Any]
+
+
+@dataclasses.dataclass
+class Lab:
+    """Where things are, and what was seen so far."""
+
+    out: Path
+    model: str
+    python: str
+    extra: dict[str, t.Any]
+    report: dict[str, t.Any] = dataclasses.field(default_factory=dict)
+    runs: int = 0
+
+    # --- playbooks ----------------------------------------------------------------------------------------------------
+
+    def relaunch(
+        self,
+        flags: t.Mapping[str, t.Any],
+        gpus: t.Sequence[str] = ("0",),
+        extra: t.Sequence[str] = (),
+        **server: t.Any,
+    ) -> Figures:
+        return self.playbook("relaunch.yml", flags, gpus, extra, **server)
+
+    def playbook(
+        self,
+        name: str,
+        flags: t.Mapping[str, t.Any],
+        gpus: t.Sequence[str],
+        extra: t.Sequence[str] = (),
+        **server: t.Any,
+    ) -> Figures:
+        """Run a playbook on this machine; return its exit code, seconds, and each module's result."""
+        self.runs += 1
+        inventory = self.out / "work" / f"inventory{self.runs}.json"
+        inventory.parent.mkdir(exist_ok=True)
+        inventory.write_text(json.dumps(self._inventory(flags, gpus, server)))
+        events = self.out / "work" / f"events{self.runs}"
+        argv = [sys.executable, "-m", "ansible", "playbook", str(ROOT / "playbooks" / name), "-i", str(inventory), *extra]
+        environment = {
+            **os.environ,
+            "HARNESS_EVENTS": str(events),
+            "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACKS),
+            "ANSIBLE_CALLBACKS_ENABLED": "harness_events",
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_LOCALHOST_WARNING": "0",
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        started = time.monotonic()
+        log = self.out / f"playbook{self.runs}.log"
+        with log.open("wb") as handle:
+            try:
+                rc: int | None = subprocess.run(
+                    argv, cwd=ROOT, env=environment, stdout=handle, stderr=subprocess.STDOUT, timeout=420
+                ).returncode
+            except subprocess.TimeoutExpired:
+                rc = None
+        seconds = round(time.monotonic() - started, 2)
+        lines = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
+        modules = {line["action"].rpartition(".")[2]: line["result"] for line in lines if "cleanslate" in line["action"]}
+        tail = log.read_text(errors="replace").splitlines()[-60:]
+        print("\n".join(tail), flush=True)
+        return {"playbook": name, "rc": rc, "seconds": seconds, "modules": modules}
+
+    def _inventory(self, flags: t.Mapping[str, t.Any], gpus: t.Sequence[str], server: t.Mapping[str, t.Any]) -> Figures:
+        passed = {
+            name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith(PASSED_PREFIXES)
+        }
+        one = {
+            "name": NAME,
+            "port": PORT,
+            "gpus": list(gpus),
+            "python": self.python,
+            "user": "root",
+            "launcher": "detached",
+            "flags": {"model-path": self.model, **BASE_FLAGS, **flags},
+            "environment": {**passed, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            "ready_deadline_s": 360,
+            **server,
+        }
+        variables = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "sglang_become": False,
+            "sglang_servers": [one],
+            **self.extra,
+        }
+        return {"all": {"children": {"sglang": {"hosts": {"gpuhost": variables}}}}}
+
+    # --- looking by other means than the product's ------------------------------------------------------------------------
+
+    def leader(self) -> int:
+        record = json.loads(Path(f"/var/lib/cleanslate/{NAME}/current.json").read_text())
+        return int(record["pid"])
+
+    def tree(self) -> dict[int, str]:
+        """The leader's descendants by title."""
+        return below(self.leader())
+
+    def note(self, name: str, figures: Figures) -> None:
+        self.report[name] = figures
+        (self.out / "report.json").write_text(json.dumps(self.report, indent=1, default=str))
+
+
+def titles() -> dict[int, tuple[int, str]]:
+    """pid -> (parent, title) of everybody."""
+    result = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        result[int(entry.name)] = (int(stat[1]), title)
+    return result
+
+
+def below(pid: int) -> dict[int, str]:
+    everybody = titles()
+    found = {pid: everybody[pid][1]} if pid in everybody else {}
+    grown = True
+    while grown:
+        fresh = {one: title for one, (parent, title) in everybody.items() if parent in found and one not in found}
+        found.update(fresh)
+        grown = bool(fresh)
+    return found
+
+
+def start_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def used_mib() -> list[int]:
+    """What nvidia-smi says, GPU by GPU."""
+    argv = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+def chat(port: int) -> str:
+    """One chat completion; the answer's text, reasoning included."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": "x", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    return str(answer["choices"][0]["message"])
+
+
+def short(figures: Figures) -> Figures:
+    """What docs/measured.md wants of a run."""
+    modules = figures["modules"]
+    evict = modules.get("gpu_evict", {})
+    return {
+        "rc": figures["rc"],
+        "seconds": figures["seconds"],
+        "evict": {key: evict.get(key) for key in ("verdict", "summary", "seconds", "pinned", "spared", "reasons")},
+        "rungs": [(one["rung"], one["seconds"], one["note"], one["stayed"]) for one in evict.get("rungs", [])],
+        "ended": evict.get("ended"),
+        "before": evict.get("before"),
+        "after": evict.get("after"),
+        "clean": {key: modules.get("clean_state", {}).get(key) for key in ("verdict", "summary", "seconds", "reasons")},
+        "launch": {key: modules.get("server_launch", {}).get(key) for key in ("pid", "launch_id", "msg")},
+        "ready": {
+            key: modules.get("server_ready", {}).get(key)
+            for key in ("verdict", "seconds", "tokens", "reasoning", "headroom_mib", "phases", "error")
+        },
+    }
+
+
+# --- one GPU --------------------------------------------------------------------------------------------------------------
+
+
+def start(lab: Lab) -> Figures:
+    """From an idle GPU; the first start compiles kernels."""
+    return {"relaunch": short(lab.relaunch({})), "chat": chat(PORT), "tree": lab.tree(), "used_mib": used_mib()}
+
+
+def serving(lab: Lab) -> Figures:
+    before = lab.leader()
+    figures = short(lab.relaunch({"max-running-requests": 16}))
+    return {"relaunch": figures, "old_leader": before, "new_leader": lab.leader(), "chat": chat(PORT)}
+
+
+def killed(lab: Lab) -> Figures:
+    """The leader is SIGKILLed, as an out-of-memory killer does it; the relaunch follows at once."""
+    os.kill(lab.leader(), signal.SIGKILL)
+    return {"relaunch": short(lab.relaunch({})), "chat": chat(PORT)}
+
+
+def hung(lab: Lab) -> Figures:
+    scheduler = next(pid for pid, title in lab.tree().items() if title.startswith("sglang::scheduler"))
+    os.kill(scheduler, signal.SIGSTOP)
+    return {"stopped": scheduler, "relaunch": short(lab.relaunch({})), "chat": chat(PORT)}
+
+
+def orphan(lab: Lab) -> Figures:
+    """A foreign program's forked child keeps 20 GiB whose listed pid is dead: refused by default, evicted by scope gpu."""
+    lab.playbook("teardown.yml", {}, ["0"])
+    holder = subprocess.Popen([lab.python, "-c", HOLD], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    holder.wait(timeout=60)
+    time.sleep(1)
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    seen = {"parent": holder.pid, "orphan": child, "nvidia_smi_lists": listed, "used_mib": used_mib()}
+    refused = short(lab.relaunch({}))
+    assert refused["rc"] != 0, "a dirty host was called clean"
+    alive = Path(f"/proc/{child}").exists()
+    return {**seen, "default_scope": refused, "orphan_spared": alive, "gone": scope_gpu(lab, child)}
+
+
+def scope_gpu(lab: Lab, child: int) -> Figures:
+    figures = short(lab.playbook("teardown.yml", {}, ["0"], ["-e", "scope=gpu"]))
+    gone = not Path(f"/proc/{child}").exists() or Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return {"teardown": figures, "orphan_gone": gone, "used_mib": used_mib()}
+
+
+HICACHE = {"enable-hierarchical-cache": True, "hicache-size": 40, "max-total-tokens": 2000000, "mem-fraction-static": 0.5}
+
+
+def hicache(lab: Lab) -> Figures:
+    """A server with 40 GB of pinned host memory, from whatever was there."""
+    return {"relaunch": short(lab.relaunch(HICACHE)), "chat": chat(PORT), "used_mib": used_mib()}
+
+
+def hicache_killed(lab: Lab) -> Figures:
+    """Only the kill rung: how long the memory outlives the process, and that it is waited for and named."""
+    return {"teardown": short(lab.playbook("teardown.yml", HICACHE, ["0"], rungs=["kill"])), "used_mib": used_mib()}
+
+
+def timing(lab: Lab) -> Figures:
+    """Module time against nvidia-smi's, as ratios of the same machine."""
+    sys.path.insert(0, str(ROOT / ".collections"))
+    from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import look, nvml, procfs
+
+    def timed(call: t.Callable[[], t.Any], count: int = 5) -> float:
+        times = []
+        for _ in range(count):
+            began = time.monotonic()
+            call()
+            times.append(time.monotonic() - began)
+        return round(sorted(times)[count // 2], 4)
+
+    smi = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv"]
+    options = look.LookOptions()
+    return {
+        "nvidia_smi_s": timed(lambda: subprocess.run(smi, capture_output=True, timeout=60)),
+        "read_by_nvml_s": timed(lambda: nvml.read_by_nvml(10.0)),
+        "look_s": timed(lambda: look.look(options)),
+        "processes": len(procfs.list_pids()),
+    }
+
+
+def teardown(lab: Lab) -> Figures:
+    return {"teardown": short(lab.playbook("teardown.yml", {}, ["0"])), "used_mib": used_mib()}
+
+
+# --- two GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def neighbour(lab: Lab) -> Figures:
+    """A server on GPU 0 is relaunched with scope gpu; the one on GPU 1, which sees and has open both, serves on."""
+    flags = {"model-path": lab.model, **BASE_FLAGS, "port": NEIGHBOUR_PORT, "base-gpu-id": 1, "host": "127.0.0.1"}
+    argv = [lab.python, "-m", "sglang.launch_server"]
+    for name, value in flags.items():
+        argv += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    with (lab.out / "neighbour.log").open("wb") as log:
+        other = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    first = short(lab.relaunch({}))
+    wait_serving(NEIGHBOUR_PORT, 240)
+    identity = {pid: start_ticks(pid) for pid in below(other.pid)}
+    info = lab.playbook("inspect.yml", {}, ["0"])["modules"].get("gpu_info", {})
+    again = short(lab.relaunch({"max-running-requests": 16}, extra=["-e", "scope=gpu"]))
+    same = all(Path(f"/proc/{pid}").exists() and start_ticks(pid) == ticks for pid, ticks in identity.items())
+    answer = chat(NEIGHBOUR_PORT)
+    seen = {
+        "first": first,
+        "relaunch_scope_gpu": again,
+        "neighbour_untouched": same,
+        "neighbour_processes": len(identity),
+        "neighbour_chat": answer,
+        "chat": chat(PORT),
+        "holders": [
+            {"index": gpu["index"], "holders": names(gpu["holders"]), "visitors": names(gpu["visitors"])}
+            for gpu in info.get("gpus") or []
+        ],
+    }
+    assert same, f"the neighbour was touched: {seen}"
+    os.killpg(other.pid, signal.SIGTERM)
+    other.wait(timeout=60)
+    return seen
+
+
+def names(rows: t.Iterable[t.Mapping[str, t.Any]]) -> list[str]:
+    return [f"{row['pid']} {row.get('title')} {row['evidence']}" for row in rows]
+
+
+def wait_serving(port: int, deadline_s: float) -> None:
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            chat(port)
+            return
+        except (OSError, http.client.HTTPException, ValueError, KeyError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(2)
+
+
+TP2 = {
+    "tp-size": 2,
+    "enable-hierarchical-cache": True,
+    "hicache-size": 10,
+    "max-total-tokens": 2000000,
+    "mem-fraction-static": 0.5,
+}
+
+
+def tp2(lab: Lab) -> Figures:
+    """Tensor parallel size 2 over both GPUs with 10 GB of HiCache per rank."""
+    figures = short(lab.relaunch(TP2, ["0", "1"]))
+    return {"relaunch": figures, "chat": chat(PORT), "tree": lab.tree(), "used_mib": used_mib()}
+
+
+def tp2_killed(lab: Lab) -> Figures:
+    """The leader is SIGKILLed; what is left is evicted and waited for."""
+    os.kill(lab.leader(), signal.SIGKILL)
+    return {"teardown": short(lab.playbook("teardown.yml", TP2, ["0", "1"])), "used_mib": used_mib()}
+
+
+SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
+    function.__name__: function
+    for function in (
+        start, serving, killed, hung, orphan, hicache, hicache_killed, timing, teardown, neighbour, tp2, tp2_killed,
+    )
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--budget", type=float, default=540)
+    parser.add_argument("--inventory-vars", type=json.loads, default={})
+    parser.add_argument("scenarios", nargs="+", choices=sorted(SCENARIOS))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    lab = Lab(options.out.resolve(), options.model, options.python, options.inventory_vars)
+    began = time.monotonic()
+    failed = 0
+    for name in options.scenarios:
+        spent = time.monotonic() - began
+        if spent > options.budget:
+            print(f"skipped {name}: {spent:.0f} s of {options.budget:.0f} s are spent", flush=True)
+            continue
+        print(f"=== {name} at {spent:.0f} s", flush=True)
+        try:
+            lab.note(name, SCENARIOS[name](lab))
+        except Exception as exc:  # the next scenario still tells something; the exit code tells of this one
+            failed += 1
+            traceback.print_exc()
+            lab.note(name, {"failed": f"{type(exc).__name__}: {exc}"})
+    print(f"{len(lab.report) - failed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
