@@ -16,10 +16,11 @@ from .decide.ports import program_of
 from .decide.targets import RecordedLaunch, Request
 from .errors import CleanSlateError
 from .model import Reason, to_json
-from .observe.look import LookOptions
+from .observe.look import LookOptions, bounded_view
+from .observe.procfs import read_boot_id
 from .observe.shm import read_shm
 from .results import memory_rows
-from .sglang.record import find_recorded
+from .sglang.record import Record, find_recorded, recorded_process
 
 LIVE_PROC = "/proc"
 
@@ -111,12 +112,21 @@ def _request(order: Order) -> Request:
         name=order.name,
         port=order.port,
         unit=order.unit,
-        record=None
-        if record is None
-        else RecordedLaunch(record.pid, record.start_ticks, record.sid, record.boot_id, record.unit, record.port),
+        record=None if record is None else _recorded(record, order),
         protect=order.look.protect,
         devices=order.look.devices,
     )
+
+
+def _recorded(record: Record, order: Order) -> RecordedLaunch:
+    """The record's process. A launch that was cut off knows no pid yet: it is found by its configuration file."""
+    boot_id = read_boot_id(order.look.proc)
+    if record.pid is None and record.boot_id == boot_id:
+        processes, _scan = bounded_view(order.look)
+        found = recorded_process(record, processes, boot_id)
+        if found is not None:
+            return RecordedLaunch(found.pid, found.start_ticks, found.sid, boot_id, record.unit, record.port)
+    return RecordedLaunch(record.pid, record.start_ticks, record.sid, record.boot_id, record.unit, record.port)
 
 
 def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[dict[str, str]]]:
