@@ -100,12 +100,17 @@ bool process_has_title(long long pid, const char *title, bool whole) {
     return !strcmp(text, title);
 }
 
+/* A lab's nodes may be block devices: many of them can be mapped without a GPU. */
+static bool is_node(const struct stat *status, dev_t device) {
+    return (S_ISCHR(status->st_mode) || S_ISBLK(status->st_mode)) && status->st_rdev == device;
+}
+
 /* Where stat through map_files is refused (unprivileged container): inode and path below the process's root. */
 static bool is_device_by_path(long long pid, const char *file, unsigned long long inode, dev_t device) {
     char path[PATH + 4096];
     struct stat status;
     snprintf(path, sizeof path, "/proc/%lld/root%s", pid, file);
-    return !stat(path, &status) && status.st_ino == inode && S_ISCHR(status.st_mode) && status.st_rdev == device;
+    return !stat(path, &status) && status.st_ino == inode && is_node(&status, device);
 }
 
 bool process_maps_device(long long pid, dev_t device) {
@@ -132,7 +137,7 @@ bool process_maps_device(long long pid, dev_t device) {
         struct stat status;
         snprintf(path, sizeof path, "/proc/%lld/map_files/%s", pid, range);
         if (!stat(path, &status)) {
-            found = S_ISCHR(status.st_mode) && status.st_rdev == device;
+            found = is_node(&status, device);
             if (checked_count < 512) {
                 memcpy(checked[checked_count].dev, dev, sizeof dev);
                 checked[checked_count++].inode = inode;
@@ -158,7 +163,7 @@ bool process_opens_device(long long pid, dev_t device) {
     for (struct dirent *entry; !found && (entry = readdir(directory)) != NULL;) {
         struct stat status;
         if (isdigit((unsigned char)entry->d_name[0]) && !fstatat(dirfd(directory), entry->d_name, &status, 0))
-            found = S_ISCHR(status.st_mode) && status.st_rdev == device;
+            found = is_node(&status, device);
     }
     closedir(directory);
     return found;
@@ -172,7 +177,7 @@ bool device_number(const char *text, dev_t *device) {
         *device = makedev(major_number, minor_number);
         return true;
     }
-    if (stat(text, &status) || !S_ISCHR(status.st_mode))
+    if (stat(text, &status) || !(S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)))
         return false;
     *device = status.st_rdev;
     return true;

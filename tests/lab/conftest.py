@@ -1,0 +1,36 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fixtures of the lab: a fresh container for every test (it boots in two seconds), with two simulated GPUs."""
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.tests.lab.containers import Container, Lab, why_not
+from ansible_collections.cleanslate.sglang.tests.lab.gpus import Gpus, simulated_gpus
+
+
+@pytest.fixture(scope="session")
+def lab() -> t.Iterator[Lab]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with Lab() as made:
+        yield made
+
+
+@pytest.fixture
+def box(lab: Lab) -> t.Iterator[Container]:
+    """A booted container."""
+    with lab.container() as container:
+        yield container
+
+
+@pytest.fixture
+def gpus(box: Container) -> t.Iterator[Gpus]:
+    """The box's two GPUs."""
+    with simulated_gpus(box) as made:
+        yield made
