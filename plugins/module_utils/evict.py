@@ -17,7 +17,7 @@ from .decide.targets import RecordedLaunch, Request
 from .errors import CleanSlateError
 from .model import Reason, to_json
 from .observe.look import LookOptions, bounded_view
-from .observe.procfs import read_boot_id
+from .observe.procfs import read_boot_id, read_identity
 from .observe.shm import read_shm
 from .results import memory_rows
 from .sglang.record import Record, find_recorded, recorded_process
@@ -119,9 +119,11 @@ def _request(order: Order) -> Request:
 
 
 def _recorded(record: Record, order: Order) -> RecordedLaunch:
-    """The record's process. A launch that was cut off knows no pid yet: it is found by its configuration file."""
+    """The record's process. A launch that was cut off knows no pid yet, and systemd's restart gave the server another
+    one: then it is found by the launch's configuration file on its command line."""
     boot_id = read_boot_id(order.look.proc)
-    if record.pid is None and record.boot_id == boot_id:
+    known = read_identity(record.pid, order.look.proc) if record.pid is not None else None
+    if record.boot_id == boot_id and (known is None or known.start_ticks != record.start_ticks):
         processes, _scan = bounded_view(order.look)
         found = recorded_process(record, processes, boot_id)
         if found is not None:
