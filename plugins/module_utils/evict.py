@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import typing as t
 from dataclasses import dataclass, field
@@ -127,8 +128,11 @@ def _recorded(record: Record, order: Order) -> RecordedLaunch:
         processes, _scan = bounded_view(order.look)
         found = recorded_process(record, processes, boot_id)
         if found is not None:
-            return RecordedLaunch(found.pid, found.start_ticks, found.sid, boot_id, record.unit, record.port)
-    return RecordedLaunch(record.pid, record.start_ticks, record.sid, record.boot_id, record.unit, record.port)
+            return RecordedLaunch(found.pid, found.start_ticks, found.sid, boot_id, record.unit, record.port, found.exe)
+    program = os.path.realpath(record.python) if record.python else None
+    return RecordedLaunch(
+        record.pid, record.start_ticks, record.sid, record.boot_id, record.unit, record.port, program
+    )
 
 
 def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[dict[str, str]]]:
@@ -136,7 +140,7 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
 
     In check mode nothing is removed; what would be, is named.
     """
-    reading = read_shm(order.shm_dir)
+    reading = read_shm(order.shm_dir, order.look.proc)
     removed, kept = [], []
     for file in reading.files or ():
         leftover = judge_leftover(

@@ -31,7 +31,8 @@ def protected_why(
     """Why this process must not be signalled, or None.
 
     ``own_pids``: the module's process and all its ancestors. ``protect``: what the operator named: a pid, the base
-    name of an executable, or a systemd unit. ``units``: unit names by pid, where known.
+    name of a program (as its file, its title or its command line has it), or a systemd unit. ``units``: unit names by
+    pid, where known.
     """
     if process.pid == 1:
         return "pid 1"
@@ -40,12 +41,13 @@ def protected_why(
     if process.pid in own_pids:
         return "this run itself"
     name = program_name(process)
+    names = (str(process.pid), name, process.comm, os.path.basename(process.argv[0]) if process.argv else name)
     if name in GPU_SERVICES:
         return f"GPU service {name}"
     if name in ACCESS:
         return f"access and supervision ({name})"
     for wanted in protect:
-        if wanted in (str(process.pid), name) or (units.get(process.pid) or "") == wanted:
+        if wanted in names or (units.get(process.pid) or "") == wanted:
             return f"protected by the operator ({wanted})"
     return None
 

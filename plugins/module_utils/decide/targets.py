@@ -37,6 +37,7 @@ class RecordedLaunch:
     boot_id: t.Optional[str]
     unit: t.Optional[str]
     port: t.Optional[int]
+    program: t.Optional[str] = None  # the interpreter's file, as /proc/PID/exe names it
 
 
 @dataclass(frozen=True)
@@ -113,19 +114,20 @@ class Selection:
 def select(snapshot: Snapshot, request: Request, memory: t.Optional[Memory] = None) -> Selection:
     """Choose whom an eviction may touch, from what was seen now and earlier in the run."""
     memory = memory or Memory()
-    chosen = {leader.process.key: why for leader in snapshot.leaders if (why := _leader_why(leader, snapshot, request))}
+    shields = _shields(snapshot, request)
+    wanted = {leader.process.key: why for leader in snapshot.leaders if (why := _leader_why(leader, snapshot, request))}
+    chosen = {key: why for key, why in wanted.items() if key[0] not in shields}
     leaders = [leader for leader in snapshot.leaders if leader.process.key in chosen]
     members = _members(snapshot, leaders, request, memory)
     holders = _holders(snapshot, request, {*chosen, *members})
-    spared: list[Spared] = []
+    spared = {key: Spared(snapshot.processes[key[0]], shields[key[0]]) for key in wanted if key not in chosen}
 
     def targets(part: str, found: t.Mapping[tuple[int, int], tuple[str, ...]]) -> tuple[Target, ...]:
         result = []
-        for (pid, _ticks), why in sorted(found.items()):
-            process = snapshot.processes[pid]
-            shield = protected_why(process, snapshot.own_pids, request.protect, snapshot.units)
-            if shield:
-                spared.append(Spared(process, shield))
+        for key, why in sorted(found.items()):
+            process = snapshot.processes[key[0]]
+            if process.pid in shields:
+                spared[key] = Spared(process, shields[process.pid])
             else:
                 result.append(Target(process, part, why))
         return tuple(result)
@@ -142,8 +144,21 @@ def select(snapshot: Snapshot, request: Request, memory: t.Optional[Memory] = No
         selection.members,
         selection.holders,
         owners,
-        tuple(spared) + bystanders(snapshot, selection),
+        tuple({**{one.process.key: one for one in bystanders(snapshot, selection)}, **spared}.values()),
     )
+
+
+def _shields(snapshot: Snapshot, request: Request) -> dict[int, str]:
+    """Who must not be signalled, by pid, and why. Protecting a server's leader protects its ranks with it."""
+    result = {}
+    for process in snapshot.processes.values():
+        why = protected_why(process, snapshot.own_pids, request.protect, snapshot.units)
+        if why:
+            result[process.pid] = why
+    for pid, leader in nearest_leaders(snapshot).items():
+        if leader in result and pid not in result:
+            result[pid] = f"part of the server of pid {leader}, which is left alone ({result[leader]})"
+    return result
 
 
 def owner_of(leader: Leader) -> t.Optional[Owner]:
@@ -182,7 +197,7 @@ def _spared_why(holder: Holder) -> str:
 
 
 def _leader_why(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optional[str]:
-    if _of_another_container(leader, snapshot):
+    if elsewhere(leader.process, snapshot):
         return None
     named = _names_this_server(leader, snapshot, request)
     if named or request.scope == "server":
@@ -190,14 +205,16 @@ def _leader_why(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optio
     return _on_chosen_gpus(leader, snapshot, request)
 
 
-def _of_another_container(leader: Leader, snapshot: Snapshot) -> bool:
-    container = leader.container or ""
+def elsewhere(process: Process, snapshot: Snapshot) -> bool:
+    """Whether this process lives in an LXC container that we look into from outside."""
+    container = container_of(process) or ""
     return container.startswith("lxc:") and container != snapshot.own_container
 
 
 def _names_this_server(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optional[str]:
     record = request.record
-    if record and record.boot_id == snapshot.boot_id and leader.process.key == (record.pid, record.start_ticks):
+    same_boot = record is not None and record.boot_id is not None and record.boot_id == snapshot.boot_id
+    if record and same_boot and leader.process.key == (record.pid, record.start_ticks):
         return "the launch record names this process"
     unit = request.unit or (record.unit if record else None)
     if unit and leader.owns_unit and leader.unit is not None and leader.unit.name == unit:
@@ -228,6 +245,27 @@ def _holder_pids(snapshot: Snapshot, gpu_index: int) -> set[int]:
     return {holder.pid for holder in snapshot.holders[gpu_index].holders}
 
 
+def nearest_leaders(snapshot: Snapshot) -> dict[int, int]:
+    """For everybody below an SGLang launcher: the pid of the closest one above (a launcher's is its own).
+
+    What has pid 1 as its parent need not be pid 1's child: orphans go there as well. So a launcher that is pid 1 of a
+    container has only those below it that are in its session.
+    """
+    leaders = {leader.process.pid: leader.process for leader in snapshot.leaders}
+    result: dict[int, int] = {}
+    for process in snapshot.processes.values():
+        current: t.Optional[Process] = process
+        seen: set[int] = set()
+        while current is not None and current.pid not in seen:
+            if current.pid in leaders:
+                if current.pid != 1 or process.sid == current.sid:
+                    result[process.pid] = current.pid
+                break
+            seen.add(current.pid)
+            current = snapshot.processes.get(current.ppid)
+    return result
+
+
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +289,10 @@ def _members(
 ) -> dict[tuple[int, int], tuple[str, ...]]:
     found: dict[tuple[int, int], list[str]] = {}
     leader_keys = {leader.process.key for leader in leaders}
-    foreign = _families_of_others(snapshot, leader_keys)
+    family = nearest_leaders(snapshot)
+    foreign = {
+        snapshot.processes[pid].key for pid, leader in family.items() if snapshot.processes[leader].key not in leader_keys
+    }
 
     def add(process: Process, why: str) -> None:
         if process.key in leader_keys or process.dead or process.key in foreign:
@@ -275,19 +316,6 @@ def _members(
     if request.scope in ("sglang", "gpu"):
         _add_orphans(snapshot, request, add)
     return {key: tuple(dict.fromkeys(why)) for key, why in found.items()}
-
-
-def _families_of_others(
-    snapshot: Snapshot, leader_keys: t.Collection[tuple[int, int]]
-) -> set[tuple[int, int]]:
-    """Other servers and all below them: no weaker evidence may reach into another server's tree."""
-    result: set[tuple[int, int]] = set()
-    for other in snapshot.leaders:
-        if other.process.key in leader_keys:
-            continue
-        result.add(other.process.key)
-        result.update(snapshot.processes[pid].key for pid in descendants(other.process.pid, snapshot.processes))
-    return result
 
 
 def _add_own_cgroup(snapshot: Snapshot, leader: Leader, add: t.Callable[[Process, str], None]) -> None:
@@ -323,12 +351,22 @@ def _add_own_session(snapshot: Snapshot, leader: Process, add: t.Callable[[Proce
 
 
 def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:
-    """Orphans of a leader that died before this run: their session was made for this server alone, by its launch."""
+    """Orphans of a leader that died before this run: their session was made for this server alone, by its launch.
+
+    Once the session is empty its number may be given to somebody else, so the launch's own program must run there, and
+    no other process may have got the leader's pid.
+    """
     record = request.record
-    if record is None or record.boot_id != snapshot.boot_id or record.pid is None or record.sid != record.pid:
+    if record is None or record.boot_id is None or record.boot_id != snapshot.boot_id:
+        return
+    if record.pid is None or record.start_ticks is None or record.sid != record.pid:
+        return
+    now = snapshot.processes.get(record.pid)
+    if now is not None and now.start_ticks != record.start_ticks:
         return
     for process in snapshot.processes.values():
-        if process.sid == record.sid and process.start_ticks >= (record.start_ticks or 0):
+        ours = worker_role(process.title) is not None or (_python(process) and process.exe in (record.program, None))
+        if process.sid == record.sid and process.start_ticks >= record.start_ticks and ours:
             add(process, f"in session {record.sid}, which the launch record made for this server")
 
 
@@ -336,7 +374,9 @@ def _add_orphans(snapshot: Snapshot, request: Request, add: t.Callable[[Process,
     """Scope ``sglang``: workers without a leader, by title and, where GPUs were chosen, by holding one of them."""
     holding = {pid for gpu in snapshot.gpus for pid in _holder_pids(snapshot, gpu.index)}
     orphans = [
-        process for process in snapshot.processes.values() if worker_role(process.title) and _python(process)
+        process
+        for process in snapshot.processes.values()
+        if worker_role(process.title) and _python(process) and not elsewhere(process, snapshot)
     ]
     groups = {process.pgid for process in orphans if process.pid in holding}
     for process in orphans:
@@ -367,8 +407,7 @@ def _holders(
             process = holder.process
             if process is None or process.key in taken or not killable(holder):
                 continue
-            container = container_of(process)
-            if container and container.startswith("lxc:") and container != snapshot.own_container:
+            if elsewhere(process, snapshot):
                 continue
             words = tuple(f"GPU {gpu.index}: {text}" for text in holder.evidence)
             found[process.key] = found.get(process.key, ()) + words
