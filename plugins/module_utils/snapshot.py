@@ -37,7 +37,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Leader:
-    """A running SGLang launcher and what ties it to a port, GPUs and an owner. None: could not be read."""
+    """A running SGLang launcher and what ties it to a port, GPUs and an owner. None: could not be read.
+
+    ``wrapper_pid``: the unit's main process where that is only a shell around this launcher.
+    """
 
     process: Process
     port: t.Optional[int]
@@ -46,11 +49,14 @@ class Leader:
     unit: t.Optional[Unit]
     container: t.Optional[str]
     pinned_gb_by_flags: float = 0.0
+    wrapper_pid: t.Optional[int] = None
 
     @property
     def owns_unit(self) -> bool:
-        """Whether systemd runs this very process: only then is the unit (and its cgroup) the server's own."""
-        return self.unit is not None and self.unit.main_pid == self.process.pid
+        """Whether systemd runs this very process, or a mere shell around it: only then is the unit (and its cgroup) the
+        server's own.
+        """
+        return self.unit is not None and self.unit.main_pid in (self.process.pid, self.wrapper_pid or self.process.pid)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _shields(snapshot: Snapshot, request: Request) -> dict[int, str]:
 
 
 def owner_of(leader: Leader) -> t.Optional[Owner]:
-    """The unit or container whose main process this leader is; None where it is nobody's, or somebody else's."""
+    """The unit or container that runs this leader and nothing else; None where it is nobody's, or somebody else's."""
     if leader.owns_unit and leader.unit is not None:
         return Owner("systemd", leader.unit.name, leader.process.pid, leader.unit.restart)
     if leader.container and leader.container.startswith("docker:") and leader.process.nspid[-1:] == (1,):
@@ -218,6 +218,8 @@ def _names_this_server(leader: Leader, snapshot: Snapshot, request: Request) -> 
         return "the launch record names this process"
     unit = request.unit or (record.unit if record else None)
     if unit and leader.owns_unit and leader.unit is not None and leader.unit.name == unit:
+        if leader.wrapper_pid is not None:
+            return f"pid {leader.wrapper_pid}, the main process of {unit}, is only a shell around it"
         return f"main process of {unit}"
     port = request.port or (record.port if record else None)
     if port is not None and leader.port == port and leader.same_network:
@@ -290,9 +292,8 @@ def _members(
     found: dict[tuple[int, int], list[str]] = {}
     leader_keys = {leader.process.key for leader in leaders}
     family = nearest_leaders(snapshot)
-    foreign = {
-        snapshot.processes[pid].key for pid, leader in family.items() if snapshot.processes[leader].key not in leader_keys
-    }
+    processes = snapshot.processes
+    foreign = {processes[pid].key for pid, leader in family.items() if processes[leader].key not in leader_keys}
 
     def add(process: Process, why: str) -> None:
         if process.key in leader_keys or process.dead or process.key in foreign:
@@ -324,7 +325,7 @@ def _add_own_cgroup(snapshot: Snapshot, leader: Leader, add: t.Callable[[Process
     own = [path for path in leader.process.cgroups if f"/{leader.unit.name}" in path]
     for process in snapshot.processes.values():
         if any(_below(path, top) for path in process.cgroups for top in own):
-            add(process, f"in the cgroup of {leader.unit.name}, whose main process is the leader")
+            add(process, f"in the cgroup of {leader.unit.name}, which runs the leader and nothing else")
 
 
 def _below(path: str, top: str) -> bool:
