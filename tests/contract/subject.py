@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 PROBE_DEADLINE_S = 60
 START_DEADLINE_S = 120
 RELEASE_DEADLINE_S = 60
-Reading = t.Dict[str, t.Any]
+Reading = dict[str, t.Any]
 
 
 class Holder:

@@ -70,7 +70,10 @@ def test_a_holder_has_a_readable_mapping_of_the_device(subject: Subject, hold: t
 
 @needs_root
 def test_a_client_of_nvml_alone_holds_nothing(subject: Subject) -> None:
-    script = "import pynvml, sys; pynvml.nvmlInit(); pynvml.nvmlDeviceGetHandleByIndex(0); print('up', flush=True); sys.stdin.read()"
+    script = (
+        "import pynvml, sys; pynvml.nvmlInit(); pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        "print('up', flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=subject.env(), text=True
     ) as visitor:

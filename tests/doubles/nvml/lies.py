@@ -25,7 +25,7 @@ RESET_REQUIRED = 16
 LIB_RM_VERSION_MISMATCH = 18
 UNKNOWN = 999
 
-Lines = t.Tuple[Line, ...]
+Lines = tuple[Line, ...]
 
 
 # ---- the whole driver ----
@@ -142,7 +142,7 @@ def held_elsewhere(gpu: int, mib: int) -> Lines:
 
 
 def foreign_pids(gpu: int, mib: int, *pids: int) -> Lines:
-    """Inside a container: the host's pids, which mean somebody else here (nvidia-docker#1483; drivers up to 535.104)."""
+    """Inside a container: the host's pids, somebody else here (nvidia-docker#1483; drivers up to 535.104)."""
     return (Hold(gpu, mib=mib, always=True, list_pid=pids),)
 
 
@@ -162,7 +162,7 @@ def listed_twice(gpu: int, pid: int, mib: int) -> Lines:
 
 
 def unpins_slowly(gpu: int, pid: int, mib: int, release_s: float) -> Lines:
-    """Memory outlives the process while the kernel unpins host memory, 0.22-0.24 s per GB (measured: 9.6 s for 40 GB)."""
+    """Memory stays while the kernel unpins host memory, 0.22-0.24 s per GB (measured: 9.6 s for 40 GB)."""
     return (Hold(gpu, mib=mib, pid=pid, release_s=release_s, id=f"unpins-{gpu}-{pid}"),)
 
 
@@ -176,6 +176,6 @@ def mps_server(gpu: int, pid: int, mib: int) -> Lines:
 
 def mig_with_a_mute_instance(gpu: int, instances: int, mute: int) -> Lines:
     """Dead pids hold memory over MIG instances, and one query fails: null, never 0 (vllm-dashboard#182)."""
-    parts: t.List[Line] = [Mig(gpu, number) for number in range(instances)]
+    parts: list[Line] = [Mig(gpu, number) for number in range(instances)]
     parts.append(Fault("nvmlDeviceGetMemoryInfo*", gpu=gpu, mig=mute, code=UNKNOWN))
     return tuple(parts)

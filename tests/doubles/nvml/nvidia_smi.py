@@ -6,16 +6,19 @@
     nvidia-smi -L
     nvidia-smi --query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i GPU[,GPU]]
     nvidia-smi --query-compute-apps=FIELDS --format=csv[,noheader][,nounits] [-i GPU[,GPU]]
+    nvidia-smi --query-remapped-rows=FIELDS --format=csv[,noheader][,nounits] [-i GPU[,GPU]]
     nvidia-smi -q [-x] [-i GPU[,GPU]]
     nvidia-smi -pm 0|1 [-i GPU[,GPU]]
     nvidia-smi --gpu-reset|-r [-i GPU[,GPU]]
 
-Wording and exit codes are the real program's (driver 580); exit codes are NVML's numbers, 255 for anything else.
+Wording and exit codes are the real program's (580.159.04, read off an H200; -pm, -r and the failures from reports, since nobody
+breaks a GPU for this): exit codes are NVML's numbers, 255 for anything else.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
 import sys
@@ -48,8 +51,8 @@ COMMUNICATION = (
     "Make sure that the latest NVIDIA driver is installed and running.\n"
 )
 LIBRARY = (
-    "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver is "
-    "properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to "
+    "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "
+    "is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to "
     "your system PATH.\n"
 )
 IN_USE = (
@@ -67,7 +70,7 @@ class Exit(Exception):
 
 
 class Gpu(t.NamedTuple):
-    index: int
+    number: int
     bus_id: str
     handle: t.Any
 
@@ -162,8 +165,13 @@ def memory(handle: t.Any) -> t.Any:
         return answer
 
 
+def in_mib(size: int) -> str:
+    """Rounded up, as the real program does: 644,939,776 bytes reserved are 616 MiB there."""
+    return f"{-(-size // MIB)} MiB"
+
+
 def mib(part: str) -> t.Callable[[Gpu], str]:
-    return lambda gpu: f"{getattr(memory(gpu.handle), part) // MIB} MiB"
+    return lambda gpu: in_mib(getattr(memory(gpu.handle), part))
 
 
 def field(number: int, names: t.Mapping[int, str]) -> t.Callable[[Gpu], str]:
@@ -183,7 +191,7 @@ RECOVERY = {0: "None", 1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Re
 GPU_FIELDS: dict[str, t.Callable[[Gpu], str]] = {
     "timestamp": lambda gpu: time.strftime("%Y/%m/%d %H:%M:%S.000"),
     "count": lambda gpu: str(pynvml.nvmlDeviceGetCount()),
-    "index": lambda gpu: str(gpu.index),
+    "index": lambda gpu: str(gpu.number),
     "name": lambda gpu: str(pynvml.nvmlDeviceGetName(gpu.handle)),
     "uuid": lambda gpu: str(pynvml.nvmlDeviceGetUUID(gpu.handle)),
     "serial": lambda gpu: str(pynvml.nvmlDeviceGetSerial(gpu.handle)),
@@ -207,13 +215,14 @@ GPU_FIELDS: dict[str, t.Callable[[Gpu], str]] = {
     "clocks_event_reasons.active": lambda gpu: f"0x{pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu.handle):016X}",
     "gpu_recovery_action": field(230, RECOVERY),
 }
-GPU_FIELDS.update(
-    gpu_name=GPU_FIELDS["name"],
-    gpu_uuid=GPU_FIELDS["uuid"],
-    gpu_serial=GPU_FIELDS["serial"],
-    gpu_bus_id=GPU_FIELDS["pci.bus_id"],
-)
-GPU_FIELDS["clocks_throttle_reasons.active"] = GPU_FIELDS["clocks_event_reasons.active"]
+# The header shows the name on the right.
+ALIASES = {
+    "gpu_name": "name",
+    "gpu_uuid": "uuid",
+    "gpu_serial": "serial",
+    "gpu_bus_id": "pci.bus_id",
+    "clocks_throttle_reasons.active": "clocks_event_reasons.active",
+}
 UNITS = {"memory": "MiB", "utilization": "%", "power": "W", "used": "MiB"}
 
 
@@ -240,25 +249,64 @@ class Format(t.NamedTuple):
 
 
 def parse_format(text: str | None) -> Format:
-    words = (text or "").split(",")
-    if "csv" not in words:
-        raise Exit(2, "--format= must be specified with csv\n")
+    words = (text or "csv").split(",")
+    if set(words) - {"csv", "noheader", "nounits"} or "csv" not in words:
+        raise Exit(2, "Format modifier is not recognized.\n")
     return Format("noheader" not in words, "nounits" not in words)
 
 
-def check_fields(fields: t.Sequence[str], known: t.Container[str]) -> None:
-    for name in fields:
+def columns(text: str | None, known: t.Container[str], aliases: t.Mapping[str, str]) -> list[str]:
+    names = [aliases.get(name, name) for name in (text or "").split(",")]
+    for asked, name in zip((text or "").split(","), names):
         if name not in known:
-            raise Exit(2, f'Field "{name}" is not a valid field to query.\n\n')
+            raise Exit(2, f'Field "{asked}" is not a valid field to query.\n\n')
+    return names
 
 
-def query_gpu(fields: t.Sequence[str], shape: Format, selection: str | None) -> int:
-    check_fields(fields, GPU_FIELDS)
-    chosen, code = gpus(selection)
+def print_header(names: t.Sequence[str], shape: Format) -> None:
     if shape.header:
-        print(", ".join(name + (unit_of(name) if shape.units else "") for name in fields))
+        print(", ".join(name + (unit_of(name) if shape.units else "") for name in names))
+
+
+def print_row(reads: t.Iterable[t.Callable[[], str]], shape: Format) -> None:
+    print(", ".join(cell(read, shape.units) for read in reads))
+
+
+def query_gpu(fields: str | None, shape: Format, selection: str | None) -> int:
+    names = columns(fields, GPU_FIELDS, ALIASES)
+    chosen, code = gpus(selection)
+    print_header(names, shape)
     for gpu in chosen:
-        print(", ".join(cell(lambda gpu=gpu, name=name: GPU_FIELDS[name](gpu), shape.units) for name in fields))
+        print_row([functools.partial(GPU_FIELDS[name], gpu) for name in names], shape)
+    return code
+
+
+def remapped(gpu: Gpu) -> list[str]:
+    correctable, uncorrectable, pending, failure = pynvml.nvmlDeviceGetRemappedRows(gpu.handle)
+    return [str(correctable), str(uncorrectable), YES[pending], YES[failure]]
+
+
+def remapped_part(at: int) -> t.Callable[[Gpu], str]:
+    return lambda gpu: remapped(gpu)[at]
+
+
+REMAP_FIELDS: dict[str, t.Callable[[Gpu], str]] = {
+    "gpu_uuid": GPU_FIELDS["uuid"],
+    "gpu_bus_id": GPU_FIELDS["pci.bus_id"],
+    "gpu_name": GPU_FIELDS["name"],
+    "remapped_rows.correctable": remapped_part(0),
+    "remapped_rows.uncorrectable": remapped_part(1),
+    "remapped_rows.pending": remapped_part(2),
+    "remapped_rows.failure": remapped_part(3),
+}
+
+
+def query_remapped(fields: str | None, shape: Format, selection: str | None) -> int:
+    names = columns(fields, REMAP_FIELDS, {})
+    chosen, code = gpus(selection)
+    print_header(names, shape)
+    for gpu in chosen:
+        print_row([functools.partial(REMAP_FIELDS[name], gpu) for name in names], shape)
     return code
 
 
@@ -272,7 +320,7 @@ def process_name(pid: int) -> str:
 def used_memory(row: t.Any) -> str:
     if row.usedGpuMemory is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return f"{row.usedGpuMemory // MIB} MiB"
+    return in_mib(row.usedGpuMemory)
 
 
 APP_FIELDS: dict[str, t.Callable[[Gpu, t.Any], str]] = {
@@ -285,21 +333,16 @@ APP_FIELDS: dict[str, t.Callable[[Gpu, t.Any], str]] = {
     "process_name": lambda gpu, row: process_name(row.pid),
     "used_gpu_memory": lambda gpu, row: used_memory(row),
 }
-APP_FIELDS.update(name=APP_FIELDS["process_name"], used_memory=APP_FIELDS["used_gpu_memory"])
+APP_ALIASES = {"name": "process_name", "used_memory": "used_gpu_memory"}
 
 
-def query_apps(fields: t.Sequence[str], shape: Format, selection: str | None) -> int:
-    check_fields(fields, APP_FIELDS)
+def query_apps(fields: str | None, shape: Format, selection: str | None) -> int:
+    names = columns(fields, APP_FIELDS, APP_ALIASES)
     chosen, code = gpus(selection)
-    if shape.header:
-        print(", ".join(name + (unit_of(name) if shape.units else "") for name in fields))
+    print_header(names, shape)
     for gpu in chosen:
         for row in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle):
-            print(
-                ", ".join(
-                    cell(lambda gpu=gpu, row=row, name=name: APP_FIELDS[name](gpu, row), shape.units) for name in fields
-                )
-            )
+            print_row([functools.partial(APP_FIELDS[name], gpu, row) for name in names], shape)
     return code
 
 
@@ -327,7 +370,7 @@ def xml_of(gpu: Gpu) -> str:
     out += element("persistence_mode", value("persistence_mode"), 2)
     out += "\t\t<mig_mode>\n"
     out += element("current_mig", value("mig.mode.current"), 3) + element("pending_mig", value("mig.mode.pending"), 3)
-    out += "\t\t</mig_mode>\n"
+    out += "\t\t</mig_mode>\n\t\t<mig_devices>\n\t\t\tNone\n\t\t</mig_devices>\n"
     out += element("serial", value("serial"), 2) + element("uuid", value("uuid"), 2)
     out += element("minor_number", plain(lambda: str(pynvml.nvmlDeviceGetMinorNumber(gpu.handle))), 2)
     out += element("gpu_recovery_action", value("gpu_recovery_action"), 2)
@@ -337,7 +380,12 @@ def xml_of(gpu: Gpu) -> str:
         out += element(part, value(f"memory.{part}"), 3)
     out += "\t\t</fb_memory_usage>\n\t\t<utilization>\n"
     out += element("gpu_util", value("utilization.gpu"), 3) + element("memory_util", value("utilization.memory"), 3)
-    out += "\t\t</utilization>\n\t\t<processes>\n"
+    out += "\t\t</utilization>\n\t\t<retired_pages>\n"
+    out += element("pending_retirement", value("retired_pages.pending"), 3)
+    out += "\t\t</retired_pages>\n\t\t<remapped_rows>\n"
+    for at, name in enumerate(("corr", "unc", "pending", "failure")):
+        out += element(f"remapped_row_{name}", plain(functools.partial(remapped_part(at), gpu)), 3)
+    out += "\t\t</remapped_rows>\n\t\t<processes>\n"
     for kind, row in process_rows(gpu):
         out += "\t\t\t<process_info>\n"
         out += element("gpu_instance_id", "N/A" if row.gpuInstanceId == 0xFFFFFFFF else str(row.gpuInstanceId), 4)
@@ -345,7 +393,7 @@ def xml_of(gpu: Gpu) -> str:
         out += element("compute_instance_id", "N/A" if instance == 0xFFFFFFFF else str(instance), 4)
         out += element("pid", str(row.pid), 4) + element("type", kind, 4)
         out += element("process_name", process_name(row.pid), 4)
-        out += element("used_memory", plain(lambda row=row: used_memory(row)), 4)
+        out += element("used_memory", plain(functools.partial(used_memory, row)), 4)
         out += "\t\t\t</process_info>\n"
     return out + "\t\t</processes>\n\t</gpu>\n\n"
 
@@ -357,7 +405,7 @@ def cuda_version() -> str:
 
 def query_xml(selection: str | None) -> int:
     chosen, code = gpus(selection)
-    print('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>')
+    print('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n<nvidia_smi_log>')
     print(element("timestamp", time.asctime(), 1), end="")
     print(element("driver_version", str(pynvml.nvmlSystemGetDriverVersion()), 1), end="")
     print(element("cuda_version", cuda_version(), 1), end="")
@@ -374,38 +422,77 @@ def query_text(selection: str | None) -> int:
         ("Driver Version", str(pynvml.nvmlSystemGetDriverVersion())),
         ("CUDA Version", cuda_version()),
     ):
-        print(f"{name:<50}: {text}")
-    print(f"\n{'Attached GPUs':<50}: {pynvml.nvmlDeviceGetCount()}")
+        print(f"{name:<55}: {text}")
+    print(f"\n{'Attached GPUs':<55}: {pynvml.nvmlDeviceGetCount()}")
     for gpu in chosen:
         print(f"GPU {gpu.bus_id}")
         for name, key in (("Product Name", "name"), ("Persistence Mode", "persistence_mode"), ("GPU UUID", "uuid")):
-            print(f"    {name:<46}: {plain(lambda gpu=gpu, key=key: GPU_FIELDS[key](gpu))}")
+            print(f"    {name:<51}: {plain(functools.partial(GPU_FIELDS[key], gpu))}")
         print("    FB Memory Usage")
         for name in ("Total", "Reserved", "Used", "Free"):
-            text = plain(lambda gpu=gpu, name=name: GPU_FIELDS[f"memory.{name.lower()}"](gpu))
-            print(f"        {name:<42}: {text}")
+            text = plain(functools.partial(GPU_FIELDS[f"memory.{name.lower()}"], gpu))
+            print(f"        {name:<47}: {text}")
     return code
 
 
 def list_gpus(selection: str | None) -> int:
     chosen, code = gpus(selection)
     for gpu in chosen:
-        print(f"GPU {gpu.index}: {GPU_FIELDS['name'](gpu)} (UUID: {GPU_FIELDS['uuid'](gpu)})")
+        print(f"GPU {gpu.number}: {GPU_FIELDS['name'](gpu)} (UUID: {GPU_FIELDS['uuid'](gpu)})")
     return code
 
 
+LINE = "+-----------------------------------------------------------------------------------------+"
+HEAD = """\
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|"""
+PROCESS_HEAD = """\
+| Processes:                                                                              |
+|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |
+|        ID   ID                                                               Usage      |
+|=========================================================================================|"""
+
+
+def short(gpu: Gpu, name: str) -> str:
+    """A value in the table for people: a figure that can't be had is ERR! there."""
+    text = cell(lambda: GPU_FIELDS[name](gpu), True)
+    return "N/A" if text == "[N/A]" else "ERR!" if text.startswith("[") else text
+
+
+def table_rows(gpu: Gpu) -> str:
+    used, total = (short(gpu, f"memory.{part}").replace(" ", "") for part in ("used", "total"))
+    watts = [short(gpu, f"power.{part}").split(".")[0] for part in ("draw", "limit")]
+    power = " / ".join(f"{text:>4}W" if text.isdigit() else text for text in watts)
+    mode = {"Enabled": "On", "Disabled": "Off"}.get(short(gpu, "persistence_mode"), "N/A")
+    mig = short(gpu, "mig.mode.current")
+    celsius = short(gpu, "temperature.gpu") + "C"
+    util = short(gpu, "utilization.gpu").replace(" ", "")
+    return (
+        f"| {gpu.number:>3}  {short(gpu, 'name')[:26]:<26}{mode:>7} | {gpu.bus_id:>18} Off | {'0':>20} |\n"
+        f"| N/A {celsius:>5} {short(gpu, 'pstate'):>5} {power:>23} | {used + ' / ' + total:>22} | "
+        f"{util:>7} {'Default':>12} |\n"
+        f"|{'':41}|{'':24}| {mig:>20} |\n{HEAD.splitlines()[0]}"
+    )
+
+
 def overview(selection: str | None) -> int:
-    """The table for people, cut down; a figure that can't be had is ERR! there."""
     chosen, code = gpus(selection)
-    print(time.asctime())
-    print(f"| NVIDIA-SMI {pynvml.nvmlSystemGetDriverVersion()}   CUDA Version: {cuda_version()} |")
+    driver = str(pynvml.nvmlSystemGetDriverVersion())
+    print(f"{time.asctime()}       \n{LINE}")
+    print(f"| NVIDIA-SMI {driver:<22} Driver Version: {driver:<14} CUDA Version: {cuda_version():<8} |\n{HEAD}")
     for gpu in chosen:
-        texts = [cell(lambda gpu=gpu, name=name: GPU_FIELDS[name](gpu), True) for name in ("memory.used", "memory.total")]
-        used, total = ("N/A" if text == "[N/A]" else "ERR!" if text.startswith("[") else text for text in texts)
-        print(f"| {gpu.index:>3}  {GPU_FIELDS['name'](gpu)}  {gpu.bus_id} | {used.replace(' ', '')} / {total.replace(' ', '')} |")
-    for gpu in chosen:
-        for kind, row in process_rows(gpu):
-            print(f"| {gpu.index:>3}  {row.pid:>8}  {kind}  {process_name(row.pid)}  {plain(lambda row=row: used_memory(row))} |")
+        print(table_rows(gpu))
+    print(f"\n{LINE}\n{PROCESS_HEAD}")
+    rows = [(gpu, kind, row) for gpu in chosen for kind, row in process_rows(gpu)]
+    for gpu, kind, row in rows:
+        used = plain(functools.partial(used_memory, row)).replace(" ", "")
+        print(f"|  {gpu.number:>3}   N/A  N/A {row.pid:>15} {kind:>6}   {process_name(row.pid)[:31]:<31} {used:>14} |")
+    if not rows:
+        print(f"|  {'No running processes found':<87}|")
+    print(LINE)
     return code
 
 
@@ -423,7 +510,8 @@ def set_link(name: str, content: str) -> None:
 
 def need_root(action: str, gpu: Gpu) -> None:
     if os.geteuid() != 0:
-        raise Exit(4, f"Unable to {action} for GPU {gpu.bus_id}: Insufficient Permissions\nTerminating early due to previous error.\n")
+        text = f"Unable to {action} for GPU {gpu.bus_id}: Insufficient Permissions\n"
+        raise Exit(4, text + "Terminating early due to previous errors.\n")
 
 
 def set_persistence(selection: str | None, mode: str) -> int:
@@ -436,22 +524,20 @@ def set_persistence(selection: str | None, mode: str) -> int:
         if pynvml.nvmlDeviceGetPersistenceMode(gpu.handle) == wanted:
             print(f"Persistence mode is already {ON[wanted]} for GPU {gpu.bus_id}.")
             continue
-        note(f"pm {gpu.index} {wanted}")
-        set_link(f"pm.{gpu.index}", str(wanted))
+        note(f"pm {gpu.number} {wanted}")
+        set_link(f"pm.{gpu.number}", str(wanted))
         print(f"{ON[wanted]} persistence mode for GPU {gpu.bus_id}.")
     print("All done.")
     return code
 
 
 def in_use(gpu: Gpu) -> bool:
-    """smi_reset=auto: while a process is listed; pm: also while persistence mode is on (NVSentinel#1690); never: always."""
-    policy = gpu_key(gpu.index, "smi_reset", "auto")
+    """By smi_reset: auto, a live process is listed; pm, or persistence mode is on (NVSentinel#1690); never: always."""
+    policy = gpu_key(gpu.number, "smi_reset", "auto")
     if policy not in {"auto", "pm", "never"}:
         raise Exit(255, f"NVML double: smi_reset={policy} is none of auto, pm, never\n")
     live = [row.pid for _, row in process_rows(gpu) if Path(f"/proc/{row.pid}").exists()]
-    return bool(
-        live or policy == "never" or (policy == "pm" and pynvml.nvmlDeviceGetPersistenceMode(gpu.handle))
-    )
+    return bool(live or policy == "never" or (policy == "pm" and pynvml.nvmlDeviceGetPersistenceMode(gpu.handle)))
 
 
 def reset(selection: str | None) -> int:
@@ -464,15 +550,15 @@ def reset(selection: str | None) -> int:
     if refused:
         print("The following GPUs could not be reset:")
         for gpu in refused:
-            note(f"refused {gpu.index}")
+            note(f"refused {gpu.number}")
             print(f"  GPU {gpu.bus_id}: In use by another client")
         one = len(refused) == 1
         count = "1 device is" if one else f"{len(refused)} devices are"
         print("\n" + IN_USE.format(count=count, these="this device" if one else "these devices") + "\n")
         return 255
     for gpu in chosen:
-        note(f"reset {gpu.index}")
-        set_link(f"reset.{gpu.index}", "done")
+        note(f"reset {gpu.number}")
+        set_link(f"reset.{gpu.number}", "done")
         print(f"GPU {gpu.bus_id} was successfully reset.")
     print("All done.")
     return code
@@ -488,7 +574,8 @@ class Options(t.NamedTuple):
         return any(name in self.flags for name in names)
 
 
-WITH_VALUE = {"-i", "--id", "-pm", "--persistence-mode", "--format", "--query-gpu", "--query-compute-apps", "-f"}
+QUERY_FLAGS = {"--query-gpu", "--query-compute-apps", "--query-remapped-rows"}
+WITH_VALUE = {"-i", "--id", "-pm", "--persistence-mode", "--format", *QUERY_FLAGS}
 WITHOUT_VALUE = {"-L", "--list-gpus", "-q", "--query", "-x", "--xml-format", "-r", "--gpu-reset"}
 
 
@@ -502,24 +589,31 @@ def parse(words: t.Sequence[str]) -> Options:
         elif name in WITH_VALUE and (equals or rest):
             flags[name] = value if equals else rest.pop(0)
         else:
-            raise Exit(2, f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n{name}\n")
+            raise Exit(255, f"ERROR: Option {name} is not recognized. Please run 'nvidia-smi -h'.\n\n")
     return Options(flags)
+
+
+QUERIES: dict[str, t.Callable[[str | None, Format, str | None], int]] = {
+    "--query-gpu": query_gpu,
+    "--query-compute-apps": query_apps,
+    "--query-remapped-rows": query_remapped,
+}
 
 
 def run(options: Options) -> int:
     selection = options.value("-i", "--id")
     init()
-    if options.has("--query-gpu"):
-        fields = (options.value("--query-gpu") or "").split(",")
-        return query_gpu(fields, parse_format(options.value("--format")), selection)
-    if options.has("--query-compute-apps"):
-        fields = (options.value("--query-compute-apps") or "").split(",")
-        return query_apps(fields, parse_format(options.value("--format")), selection)
+    shape = parse_format(options.value("--format"))
+    for flag, query in QUERIES.items():
+        if options.has(flag):
+            return query(options.value(flag), shape, selection)
     if options.has("-pm", "--persistence-mode"):
         return set_persistence(selection, str(options.value("-pm", "--persistence-mode")))
     if options.has("-r", "--gpu-reset"):
         return reset(selection)
     if options.has("-L", "--list-gpus"):
+        if selection is not None:
+            raise Exit(2, "ERROR: Option -i is not valid for this command. Please run 'nvidia-smi -h' for help.\n\n")
         return list_gpus(selection)
     if options.has("-q", "--query"):
         return query_xml(selection) if options.has("-x", "--xml-format") else query_text(selection)

@@ -29,7 +29,7 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999,
+    DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, UNKNOWN = 999,
 };
 
 typedef struct { unsigned long long total, free, used; } MemoryV1;
@@ -204,7 +204,11 @@ API const char *nvmlErrorString(int code) {
         "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
         "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
         "Corrupted infoROM", "GPU is lost", "GPU requires reset",
-        "The operating system has blocked the request.", "Driver/library version mismatch",
+        "GPU access blocked by the operating system", "Driver/library version mismatch", "In use by another client",
+        "Insufficient Memory", "No data", "vGPU ECC not supported", "Insufficient Resources", "Invalid Frequency",
+        "Argument version mismatch", "Requested functionality has been deprecated", "System is not in ready state",
+        "No supported GPUs were found", "Resource not in correct state to perform requested operation",
+        "Reset type is not supported for given device",
     };
     return code >= 0 && (size_t)code < sizeof texts / sizeof *texts ? texts[code] : "Unknown Error";
 }
@@ -376,7 +380,7 @@ static int put_pci(PciInfo *info, const Gpu *gpu) {
         return INVALID_ARGUMENT;
     /* An H200's own numbers, for programs that print them. */
     *info = (PciInfo){.domain = gpu->domain, .bus = gpu->bus, .device = gpu->device, .pci_device = 0x233510de,
-                      .pci_subsystem = 0x18be10de};
+                      .pci_subsystem = 0x18bf10de};
     snprintf(info->legacy, sizeof info->legacy, "%04X:%02X:%02X.0", gpu->domain & 0xffff, gpu->bus & 0xff,
              gpu->device & 0xff);
     snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", gpu->domain, gpu->bus, gpu->device);
@@ -418,7 +422,7 @@ static int memory_of(const State *state, const Device *device, bool advance, Mem
         memory->used += clients.items[i].used_mib * MIB;
     clients_free(&clients);
     memory->total = (unsigned long long)(device->mig < 0 ? gpu->total_mib : gpu->migs[device->mig].total_mib) * MIB;
-    memory->reserved = device->mig < 0 ? (unsigned long long)gpu->reserved_mib * MIB : 0;
+    memory->reserved = device->mig < 0 ? (unsigned long long)gpu->reserved_kib * 1024 : 0;
     if (memory->used > memory->total - memory->reserved)
         return complain(state->path, "the holds use more than the GPU has");
     return SUCCESS;
@@ -434,8 +438,9 @@ API int nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *info) {
     Memory memory;
     if (info == NULL)
         return INVALID_ARGUMENT;
+    /* Measured on driver 580: a wrong version is answered like a missing function, not like a wrong argument. */
     if (info->version != 0x02000028)
-        return ARGUMENT_VERSION_MISMATCH;
+        return FUNCTION_NOT_FOUND;
     code = memory_of(state, device, true, &memory);
     if (code)
         return code;
@@ -609,6 +614,7 @@ API int nvmlDeviceGetRemappedRows(Device *device, unsigned *correctable, unsigne
 static void answer_field(const State *state, int index, FieldValue *answer) {
     const Gpu *gpu = &state->gpus[index];
     long long value = NOT_AVAILABLE;
+    bool exists = true;
     switch (answer->id) {
     case 31: case 92: case 93: value = gpu->retired_pending; break;
     case 142: value = gpu->remap_cor; break;
@@ -616,14 +622,17 @@ static void answer_field(const State *state, int index, FieldValue *answer) {
     case 144: value = gpu->remap_pending; break;
     case 145: value = gpu->remap_failure; break;
     case 230: value = gpu->recovery; break;
+    default: exists = false;
     }
-    answer->code = value == NOT_AVAILABLE ? NOT_SUPPORTED : SUCCESS;
+    if (exists && answer->id != 230 && answer->id >= 142 && gpu->mig_mode > 0)
+        value = NOT_AVAILABLE;
+    answer->code = !exists ? INVALID_ARGUMENT : value == NOT_AVAILABLE ? NOT_SUPPORTED : SUCCESS;
     for (int i = 0; i < state->field_count; i++)
         if (state->fields[i].gpu == index && state->fields[i].id == answer->id) {
             value = state->fields[i].value;
             answer->code = (unsigned)state->fields[i].code;
         }
-    answer->type = 1; /* unsigned int */
+    answer->type = answer->id == 230 ? 1 : 3; /* unsigned int, unsigned long long: as the driver has them */
     answer->value.ull = answer->code ? 0 : (unsigned long long)value;
 }
 
@@ -687,7 +696,7 @@ API int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pendin
 
 API int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) {
     DEVICE_CALL(device);
-    return put(count, gpu->mig_mode == NOT_AVAILABLE ? 0 : 7);
+    return put(count, gpu->mig_mode > 0 ? 7 : 0);
 }
 
 API int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device **instance) {
@@ -724,12 +733,12 @@ API int nvmlDeviceIsMigDeviceHandle(Device *device, unsigned *is_instance) {
 
 API int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *id) {
     DEVICE_CALL(device);
-    return device->mig < 0 ? NOT_SUPPORTED : put(id, gpu->migs[device->mig].gpu_instance);
+    return device->mig < 0 ? INVALID_ARGUMENT : put(id, gpu->migs[device->mig].gpu_instance);
 }
 
 API int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *id) {
     DEVICE_CALL(device);
-    return device->mig < 0 ? NOT_SUPPORTED : put(id, gpu->migs[device->mig].compute_instance);
+    return device->mig < 0 ? INVALID_ARGUMENT : put(id, gpu->migs[device->mig].compute_instance);
 }
 
 /* ---- what nvitop and gpustat look up besides ------------------------------------------------------------------- */

@@ -152,9 +152,9 @@ static void parse_gpu(Line *line) {
     char unused[TEXT];
     Gpu *gpu = &state->gpus[state->gpu_count++];
     *gpu = (Gpu){
-        .present = true, .minor = index, .total_mib = 143771, .reserved_mib = 615, .cc_major = 9, .temp_c = 30,
-        .power_mw = 76000, .power_limit_mw = 700000, .persistence = 1, .throttle = 1,
-        /* As measured on an H200: retired pages belong to older chips, row remapping to newer ones. */
+        .present = true, .minor = index, .total_mib = 143771, .reserved_kib = 629824, .cc_major = 9, .temp_c = 44,
+        .power_mw = 121000, .power_limit_mw = 700000, .persistence = 1,
+        /* As measured on an H200 (644,939,776 bytes reserved): retired pages belong to older chips, row remapping to newer ones. */
         .retired_pending = NOT_AVAILABLE,
     };
     snprintf(gpu->uuid, TEXT, "GPU-00000000-0000-0000-0000-%012llx", (unsigned long long)index);
@@ -172,7 +172,10 @@ static void parse_gpu(Line *line) {
         fail(line, "%s is not like 9.0", "cc");
     take_number(line, "minor", &gpu->minor);
     take_number(line, "total_mib", &gpu->total_mib);
-    take_number(line, "reserved_mib", &gpu->reserved_mib);
+    long long reserved_mib = -1;
+    take_number(line, "reserved_mib", &reserved_mib);
+    if (reserved_mib >= 0)
+        gpu->reserved_kib = reserved_mib * 1024;
     take_number(line, "extra_mib", &gpu->extra_mib);
     take_list(line, "extra_mib_seq", &gpu->extra_mib_seq);
     take_bool(line, "extra_cycle", &gpu->extra_cycle);

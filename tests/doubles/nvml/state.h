@@ -42,7 +42,7 @@ typedef struct {
     bool present;
     char uuid[TEXT], name[TEXT], serial[TEXT];
     unsigned domain, bus, device;
-    long long minor, total_mib, reserved_mib, extra_mib, cc_major, cc_minor;
+    long long minor, total_mib, reserved_kib, extra_mib, cc_major, cc_minor;
     long long util, mem_util, temp_c, power_mw, power_limit_mw, persistence, throttle;
     long long retired_pending, remap_failure, remap_pending, remap_cor, remap_unc, recovery;
     long long mig_mode; /* NOT_AVAILABLE: this GPU knows no MIG */
