@@ -163,10 +163,10 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
 
 
 def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
-    if check_mode:
-        return "planned" if planned else "nothing_to_do"
     codes = {reason.code for reason in climber.report.reasons if reason.severity == "required"}
-    if codes - {"memory_unknown"}:
+    if check_mode:
+        return "planned" if planned else "unknown" if codes else "nothing_to_do"
+    if codes - {"memory_unknown", "gpus_unknown", "scan_incomplete"}:
         return "failed"
     if codes:
         return "unknown"

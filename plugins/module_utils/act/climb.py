@@ -20,10 +20,11 @@ from ..cgroups import unit_of, user_unit_of
 from ..decide.gpus import baseline_for
 from ..decide.holders import killable
 from ..decide.ports import program_of
-from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, select
-from ..model import Gpu, GpuReading, Process, Reason
+from ..decide.protected import protected_why
+from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, nearest_leaders, select
+from ..model import GpuReading, Process, Reason
 from ..observe import nvml
-from ..observe.look import LookOptions, look, look_with
+from ..observe.look import LookOptions, holds_now, look, look_with, still_listed
 from ..observe.procfs import read_identity, read_process, read_wchan
 from ..sglang.cmdline import is_leader
 from ..snapshot import Snapshot
@@ -35,6 +36,9 @@ MAX_RESPAWNS = 3
 REREAD_DEADLINE_S = 5.0
 KILL_ROUNDS = 8  # a fork storm is caught within a few looks; this bounds it
 UNPIN_S_PER_GB = 0.25  # measured on an H200: 0.22-0.24 s per GB of pinned host memory
+UNPIN_LIMIT_S = 600.0  # 2.4 TB: what flags ask for is no figure to wait on without a bound
+RETURN_S = 2.0  # a supervisor starts its server again within a second (systemd 0.1 s, docker 0.1 s)
+QUICK_S = 2.0  # a driver that answers within this is asked anew at every look
 SETTLE_S = 0.3
 GB_PER_MIB = 2**20 / 1e9
 FOLLOW_S = 5.0  # how long ranks get to follow their leader (it ends them in 0.1-0.2 s; on an old kernel by its watchdog)
@@ -113,17 +117,35 @@ class Climber:
     asked_by_owner: set[tuple[int, int]] = field(default_factory=set)
     before: t.Optional[Snapshot] = None
     after: t.Optional[Snapshot] = None
+    latest: t.Optional[Snapshot] = None
+    leaders_seen: set[tuple[int, int]] = field(default_factory=set)
+    last_end: t.Optional[float] = None  # when, by the monotonic clock, somebody that we asked was last seen to have ended
+    leader_end: t.Optional[float] = None  # the same for a leader, and only where no owner stopped it
 
     def look(self) -> tuple[Snapshot, Selection]:
-        """Look, select, and remember who was selected: when a leader is gone, its tree can still be told."""
-        reading = self.before.reading if self.before is not None else None
-        snapshot = look(self.options) if reading is None else look_with(self.options, reading)
+        """Look, select, and remember who was selected: when a leader is gone, its tree can still be told.
+
+        A leader that was not there at the first look has come back, and is noted with who brought it back.
+        """
+        snapshot = look(self.options) if self.latest is None else look_with(self.options, self._reading(self.latest))
         selection = select(snapshot, self.request, self.memory)
         self.memory = self.memory.with_selection(selection)
+        self.latest = snapshot
         if self.before is None:
             self.before = snapshot
+        else:
+            self._note_respawns(snapshot, selection)
+        self.leaders_seen |= {one.process.key for one in selection.leaders}
         self._note(snapshot, selection)
         return snapshot, selection
+
+    def _reading(self, last: Snapshot) -> GpuReading:
+        """The GPUs for a later look: anew where the driver's list selects anybody, else the last one's, of which only
+        those rows count whose pid still means the same process."""
+        quick = last.reading.gpus is not None and last.reading.seconds < QUICK_S
+        if self.request.scope != "server" and quick and not self.options.without_gpus:
+            return nvml.read_gpus(self.options.nvml_deadline_s, self.options.proc)
+        return still_listed(last.reading, last.processes, self.options.proc)
 
     def climb(self) -> Report:
         """Climb until nobody wanted gone is left, the rungs are used up, or something unkillable ends it."""
@@ -139,17 +161,21 @@ class Climber:
             snapshot, selection = self.look()
             if not go_on:
                 break
+        else:
+            snapshot, selection = self._watch_for_return(snapshot, selection)
         self._report_stayed(selection)
         if acted or self.pinned_mib:
             self._wait_for_memory(snapshot)
             snapshot, selection = self.look()
             self._report_stayed(selection)
+        self._report_blind(snapshot)
         self.after = self._final_look()
         return self.report
 
     def plan(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What climbing would do now: (rung, who would be asked), for check mode and for people."""
-        _snapshot, selection = self.look()
+        snapshot, selection = self.look()
+        self._report_blind(snapshot)
         rows: list[tuple[str, tuple[str, ...]]] = []
         waiting = self._waiting_unit()
         owners = tuple(f"{one.kind} {one.name} (leader {one.leader_pid})" for one in selection.owners)
@@ -170,7 +196,7 @@ class Climber:
     def _actions(self) -> dict[str, t.Callable[[Snapshot, Selection], bool]]:
         return {"stop": self._stop, "term": self._term, "kill": self._kill, "holders": self._end_holders}
 
-    def _stop(self, _snapshot: Snapshot, selection: Selection) -> bool:
+    def _stop(self, snapshot: Snapshot, selection: Selection) -> bool:
         waiting = self._waiting_unit()
         owners = selection.owners or ((waiting,) if waiting else ())
         if not owners:
@@ -178,11 +204,15 @@ class Climber:
         started = time.monotonic()
         deadline = started + self.deadlines.stop
         grips = _grip_all(selection.leaders + selection.members)
+        family = nearest_leaders(snapshot)
+        others = {one.process.pid for one in selection.leaders} - {owner.leader_pid for owner in owners}
         try:
             asked = [ask_to_stop(owner, self.deadlines.stop) for owner in owners]
             accepted = {one.owner.leader_pid for one in asked if one.accepted}
+            others |= {one.owner.leader_pid for one in asked if not one.accepted}
             self.asked_by_owner |= {held.process.key for held in grips if held.process.pid in accepted}
-            ended = wait_ended(grips, deadline) if accepted else set()
+            awaited = [held for held in grips if family.get(held.process.pid) not in others]
+            ended = wait_ended(awaited, deadline) if accepted else set()
         finally:
             _close_all(grips)
         self._finish("stop", [_asked_row(one) for one in asked], grips, ended, started)
@@ -199,39 +229,41 @@ class Climber:
         rest = _grip_all(selection.members)
         try:
             sent = [send(held, signal.SIGTERM, self._objection(leaders)) for held in grips]
-            ended = wait_ended(grips, started + limit)
+            reached = [held for held, one in zip(grips, sent) if one.result in ("sent", "gone")]
+            ended = wait_ended(reached, started + limit)
             follow = min(started + limit, time.monotonic() + FOLLOW_S)
-            ended |= wait_ended(rest, follow) if len(ended) == len(grips) else set()
+            ended |= wait_ended(rest, follow) if reached and len(ended) == len(reached) else set()
         finally:
             _close_all(grips + rest)
-        note = "a process of the server is stopped (state T), so the short deadline holds" if hung else ""
+        note = "" if not hung else "known to hang" if self.hung else "a process of the server is stopped (state T)"
+        note += ", so the short deadline holds" if hung else ""
         self._finish("term", [_sent_row(one) for one in sent], grips + rest, ended, started, note)
         return self._permitted(sent)
 
     def _kill(self, _snapshot: Snapshot, selection: Selection) -> bool:
         """SIGKILL the tree, look again, and again: a fork or a respawn may have happened in between."""
+        end = time.monotonic() + self.deadlines.kill + self._unpin_s()
         for _round in range(KILL_ROUNDS):
             targets = selection.leaders + selection.members
             if not targets:
                 return True
-            if not self._kill_once(targets):
+            if not self._kill_once(targets, max(end, time.monotonic() + 1)):
                 return False
-            known = set(self.memory.members) | {one.key for one in self.memory.leaders}
             time.sleep(SETTLE_S)
-            snapshot, selection = self.look()
-            fresh = [one.process for one in selection.leaders if one.process.key not in known]
-            if fresh and not self._note_respawn(snapshot, fresh):
+            _snapshot, selection = self.look()
+            if self._returns_too_often():
                 return False
+            if time.monotonic() > end:
+                break
         return True
 
-    def _kill_once(self, targets: t.Sequence[Target]) -> bool:
+    def _kill_once(self, targets: t.Sequence[Target], end: float) -> bool:
         started = time.monotonic()
-        limit = self.deadlines.kill + self._unpin_s()
         grips = _grip_all(targets)
         try:
             sent = [send(held, signal.SIGKILL, self._objection(targets)) for held in grips]
-            reached = {one.pid for one in sent if one.result == "sent"}
-            ended = wait_ended([held for held in grips if held.process.pid in reached], started + limit)
+            reached = {one.pid for one in sent if one.result in ("sent", "gone")}
+            ended = wait_ended([held for held in grips if held.process.pid in reached], end)
         finally:
             _close_all(grips)
         rung = self._finish("kill", [_sent_row(one) for one in sent], grips, ended, started)
@@ -245,8 +277,9 @@ class Climber:
         grips = _grip_all(targets)
         try:
             sent = [send(held, signal.SIGTERM, self._still_holds) for held in grips]
-            ended = wait_ended(grips, started + self.deadlines.holders / 2)
-            rest = [held for held in grips if held.process.key not in ended]
+            reached = [held for held, one in zip(grips, sent) if one.result in ("sent", "gone")]
+            ended = wait_ended(reached, started + self.deadlines.holders / 2)
+            rest = [held for held in reached if held.process.key not in ended]
             sent += [send(held, signal.SIGKILL, self._still_holds) for held in rest]
             ended |= wait_ended(rest, started + self.deadlines.holders + self._unpin_s())
         finally:
@@ -272,12 +305,11 @@ class Climber:
 
     def _still_holds(self, now: Process) -> t.Optional[str]:
         """A holder is ended for what it holds, so it must hold it now."""
-        reading = self.before.reading if self.before else GpuReading("none", None)
-        snapshot = look_with(self.options, reading)
-        for gpu in snapshot.gpus:
-            for holder in snapshot.holders[gpu.index].holders:
-                if holder.process is not None and holder.process.key == now.key and killable(holder):
-                    return None
+        if self.latest is not None:
+            reading = still_listed(self.latest.reading, self.latest.processes, self.options.proc)
+            holding = holds_now(now, self.options, self.latest, reading)
+            if any(killable(holder) for holder in holding):
+                return None
         return "it holds none of the chosen GPUs any more"
 
     # --- what stays ---------------------------------------------------------------------------------------------------
@@ -292,7 +324,7 @@ class Climber:
             self.report.server_uid = leader.process.uid
 
     def _unpin_s(self) -> float:
-        return self.pinned_mib * GB_PER_MIB * UNPIN_S_PER_GB
+        return min(UNPIN_LIMIT_S, self.pinned_mib * GB_PER_MIB * UNPIN_S_PER_GB)
 
     def _waiting_unit(self) -> t.Optional[Owner]:
         """Our own unit between two respawns: nobody runs at this moment, yet systemd will start it again."""
@@ -325,8 +357,10 @@ class Climber:
         for held in grips:
             if held.process.key in ended:
                 self.report.ended.append({"pid": held.process.pid, "title": program_of(held.process), "rung": name})
+                self.last_end = time.monotonic()
                 if is_leader(held.process.argv):
                     self.report.leader_died_at = time.time()
+                    self.leader_end = None if name == "stop" else self.last_end
         return rung
 
     def _permitted(self, sent: t.Sequence[Sent]) -> bool:
@@ -343,13 +377,33 @@ class Climber:
             self._reason("unkillable", text, f"pid {one.process.pid}")
         return bool(stuck)
 
-    def _note_respawn(self, snapshot: Snapshot, fresh: t.Sequence[Process]) -> bool:
-        """Write down who came back and who brought it back; False once that happened too often."""
-        for process in fresh:
+    def _watch_for_return(self, snapshot: Snapshot, selection: Selection) -> tuple[Snapshot, Selection]:
+        """A leader that was ended is watched for a moment: a supervisor may start it again, and then it goes again."""
+        while self.leader_end is not None:
+            while not selection.leaders and time.monotonic() < self.leader_end + RETURN_S:
+                time.sleep(SETTLE_S)
+                snapshot, selection = self.look()
+            if not selection.leaders or "kill" not in self.rungs or self._returns_too_often():
+                break
+            known = self.leader_end
+            go_on = self._kill(snapshot, selection)
+            snapshot, selection = self.look()
+            if not go_on or self.leader_end == known:
+                break
+        return snapshot, selection
+
+    def _note_respawns(self, snapshot: Snapshot, selection: Selection) -> None:
+        """Write down who came back and who brought it back."""
+        for process in (one.process for one in selection.leaders if one.process.key not in self.leaders_seen):
             self.report.respawns.append(
                 {"pid": process.pid, "title": program_of(process), "supervisor": supervisor_of(process, snapshot)}
             )
+
+    def _returns_too_often(self) -> bool:
+        """Whether a supervisor brought the server back so often that killing it again leads nowhere."""
         if len(self.report.respawns) < MAX_RESPAWNS:
+            return False
+        if any(reason.code == "respawn" for reason in self.report.reasons):
             return True
         last = self.report.respawns[-1]
         text = (
@@ -357,7 +411,25 @@ class Climber:
             f"it. Stop that first."
         )
         self._reason("respawn", text, str(last["supervisor"]))
-        return False
+        return True
+
+    def _report_blind(self, snapshot: Snapshot) -> None:
+        """Where holders were to be found, not having seen them is no success."""
+        scope = self.request.scope
+        if self.options.without_gpus or scope == "server" or (scope == "sglang" and not self.request.devices):
+            return
+        if snapshot.reading.gpus is None:
+            words = snapshot.reading.problems[-1].message if snapshot.reading.problems else "no answer"
+            self._reason("gpus_unknown", f"who holds the GPUs is not known, since they can't be read: {words}", "driver")
+        for gpu in snapshot.gpus:
+            if gpu.minor is None:
+                text = f"who holds {gpu.label} is not known: the driver does not tell its device node"
+                self._reason("gpus_unknown", text, gpu.label)
+        blind = [pid for pid in snapshot.scan.unreadable if not _protected(pid, snapshot)]
+        if blind:
+            pids = ", ".join(map(str, blind[:6]))
+            text = f"{len(blind)} processes can't be looked into (pid {pids}): run as root to see whether they hold a GPU"
+            self._reason("scan_incomplete", text, "processes")
 
     def _report_stayed(self, selection: Selection) -> None:
         stated = {reason.subject for reason in self.report.reasons}
@@ -374,9 +446,9 @@ class Climber:
 
     def _wait_for_memory(self, snapshot: Snapshot) -> None:
         """Wait until the chosen GPUs are down to their limit; longer where host memory was pinned, and say so."""
-        if self.options.without_gpus or snapshot.reading.gpus is None:
+        if self.options.without_gpus:
             return
-        started = time.monotonic()
+        started = self.last_end or time.monotonic()
         expected = 10.0 + self._unpin_s()
         waited_for = [gpu for gpu in snapshot.gpus if not snapshot.holders[gpu.index].holders]
         indices = {gpu.index for gpu in waited_for}
@@ -395,31 +467,27 @@ class Climber:
         elif used is None:
             self._reason("memory_unknown", note, "GPU memory")
 
-    def _used_above_limit(
-        self, reading: GpuReading, indices: t.Collection[int]
-    ) -> t.Optional[dict[int, int]]:
-        """MiB used by GPU, where it is above the limit; None where it can't be told."""
+    def _used_above_limit(self, reading: GpuReading, indices: t.Collection[int]) -> t.Optional[dict[int, int]]:
+        """MiB used by GPU, where it is above the limit; None where it can't be told.
+
+        The old memory call counts the driver's own part, which nobody here can tell apart: above the limit it tells nothing.
+        """
         if reading.gpus is None:
             return None
         result = {}
         for gpu in reading.gpus:
             if gpu.index not in indices:
                 continue
-            if gpu.memory is None or (gpu.memory.used_mib is None and not gpu.memory.unified):
+            memory = gpu.memory
+            if memory is not None and memory.unified:
+                continue
+            if memory is None or memory.used_mib is None:
                 return None
-            if self._above(gpu):
-                result[gpu.index] = gpu.memory.used_mib or 0
+            if memory.used_mib > self.max_used_mib + baseline_for(gpu, self.baselines):
+                if not memory.used_excludes_reserved:
+                    return None
+                result[gpu.index] = memory.used_mib
         return result
-
-    def _above(self, gpu: Gpu) -> bool:
-        memory = gpu.memory
-        if memory is None or memory.unified or memory.used_mib is None:
-            return False
-        before = next((one for one in (self.before.gpus if self.before else ()) if one.index == gpu.index), None)
-        if not memory.used_excludes_reserved and before is not None and before.memory is not None:
-            # v1 counts the driver's own part, which nobody here can tell apart: clean_state says 'unknown' to it.
-            return False
-        return memory.used_mib > self.max_used_mib + baseline_for(gpu, self.baselines)
 
     def _final_look(self) -> Snapshot:
         return look(self.options)
@@ -459,8 +527,22 @@ def _why_still_there(process: Process) -> t.Optional[Stayed]:
     return Stayed(seen, f"state {now.state}{pending}{where}")
 
 
+def _protected(pid: int, snapshot: Snapshot) -> bool:
+    process = snapshot.processes.get(pid)
+    return process is None or protected_why(process, snapshot.own_pids, (), snapshot.units) is not None
+
+
 def _grip_all(targets: t.Sequence[Target]) -> list[Grip]:
-    return [held for target in targets if (held := grip(target.process)) is not None]
+    grips: list[Grip] = []
+    try:
+        for target in targets:
+            held = grip(target.process)
+            if held is not None:
+                grips.append(held)
+    except BaseException:
+        _close_all(grips)
+        raise
+    return grips
 
 
 def _close_all(grips: t.Sequence[Grip]) -> None:

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
+import re
 import typing as t
 from dataclasses import dataclass, field
 
 from ..cgroups import container_of, unit_of
 from ..decide.gpus import choose_gpus
 from ..decide.holders import find_holders
+from ..decide.wrappers import wrapper_pid
 from ..errors import CleanSlateError
-from ..model import DeviceScan, DeviceUse, GpuReading, Process, to_json
+from ..model import DeviceScan, DeviceUse, Gpu, GpuReading, Holder, NvmlProcess, Process, to_json
 from ..sglang.cmdline import is_leader, launched_flags
 from ..snapshot import Leader, Snapshot, Unit
 from ..spawn import call_bounded
@@ -97,9 +101,12 @@ def bounded_view(options: LookOptions) -> tuple[dict[int, Process], DeviceScan]:
             f"in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is the next step."
         )
     processes = {row["pid"]: process_from_json(row) for row in called.value["processes"]}
-    data = called.value["scan"]
+    return processes, _scan_from_json(called.value["scan"])
+
+
+def _scan_from_json(data: t.Mapping[str, t.Any]) -> DeviceScan:
     uses = tuple(DeviceUse(**use) for use in data["uses"])
-    return processes, DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"])
+    return DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"])
 
 
 def _view(options: LookOptions) -> dict[str, t.Any]:
@@ -110,7 +117,45 @@ def _view(options: LookOptions) -> dict[str, t.Any]:
 
 def process_from_json(row: t.Mapping[str, t.Any]) -> Process:
     """A process back from what to_json made of it."""
-    return Process(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    fields: dict[str, t.Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Process(**fields)
+
+
+def still_listed(reading: GpuReading, then: t.Mapping[int, Process], proc: str = "/proc") -> GpuReading:
+    """The reading without those rows of its process lists whose pid was given to another process since.
+
+    ``then``: the processes as they were when the reading was taken. A row of a dead pid stays: it tells of memory.
+    """
+
+    def same(row: NvmlProcess) -> bool:
+        stat = procfs.parse_stat(procfs.read_text(f"{proc}/{row.pid}/stat") or "")
+        known = then.get(row.pid)
+        return stat is None or (known is not None and known.start_ticks == stat["start_ticks"])
+
+    def rows(found: t.Optional[tuple[NvmlProcess, ...]]) -> t.Optional[tuple[NvmlProcess, ...]]:
+        return None if found is None else tuple(row for row in found if same(row))
+
+    def prune(gpu: Gpu) -> Gpu:
+        mig = tuple(dataclasses.replace(one, processes=rows(one.processes)) for one in gpu.mig)
+        return dataclasses.replace(gpu, processes=rows(gpu.processes), mig=mig)
+
+    return dataclasses.replace(reading, gpus=None if reading.gpus is None else tuple(map(prune, reading.gpus)))
+
+
+def holds_now(process: Process, options: LookOptions, snapshot: Snapshot, reading: GpuReading) -> tuple[Holder, ...]:
+    """What this one process holds of the snapshot's chosen GPUs at this moment. Nothing, where that can't be seen."""
+    alone = {process.pid: process}
+    called = call_bounded(lambda: to_json(scan_devices(alone, options.proc, options.device_major)), SCAN_DEADLINE_S)
+    if not called.ok:
+        return ()
+    scan = _scan_from_json(called.value)
+    chosen = {gpu.index for gpu in snapshot.gpus}
+    found = (
+        find_holders(gpu, scan, alone, snapshot.own_pids, options.protect, snapshot.units, reading.simulated)
+        for gpu in reading.gpus or ()
+        if gpu.index in chosen
+    )
+    return tuple(holder for one in found for holder in one.holders)
 
 
 def own_pids(processes: t.Mapping[int, Process]) -> frozenset[int]:
@@ -129,23 +174,25 @@ def find_leaders(processes: t.Mapping[int, Process], options: LookOptions) -> tu
         name = unit_of(process)
         if name is not None and systemd and name not in units:
             units[name] = read_unit(name, options.systemctl_deadline_s)
-        result.append(_leader(process, units.get(name) if name else None, options))
+        unit = units.get(name) if name else None
+        result.append(_leader(process, unit, wrapper_pid(process, unit, processes), options))
     return tuple(result)
 
 
-def _leader(process: Process, unit: t.Optional[Unit], options: LookOptions) -> Leader:
+def _leader(process: Process, unit: t.Optional[Unit], wrapper: t.Optional[int], options: LookOptions) -> Leader:
     launched = launched_flags(process.argv, _config_reader(process, options.proc))
     flags = launched.flags if launched else {}
     environment = procfs.read_environment(process.pid, options.proc) or {}
     port = flags.get("port", DEFAULT_PORT if launched and launched.complete else None)
     return Leader(
         process=process,
-        port=int(port) if str(port).isdigit() else None,
+        port=int(port) if re.fullmatch(r"[0-9]{1,5}", str(port)) else None,
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         same_network=_same_network(process.pid, options.proc),
         unit=unit,
         container=container_of(process),
         pinned_gb_by_flags=_pinned_by_flags(flags),
+        wrapper_pid=wrapper,
     )
 
 
@@ -153,8 +200,9 @@ def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
     """GB (1e9) of host memory that the flags ask to pin: hicache-size counts for each rank (facts of SGLang >= 0.5.0)."""
     try:
         ranks = int(flags.get("tp-size", 1)) * int(flags.get("pp-size", 1))
-        return float(flags.get("hicache-size", 0)) * ranks if flags.get("enable-hierarchical-cache") else 0.0
-    except (TypeError, ValueError):
+        size = float(flags.get("hicache-size", 0)) * ranks if flags.get("enable-hierarchical-cache") else 0.0
+        return size if math.isfinite(size) else 0.0
+    except (TypeError, ValueError, OverflowError):
         return 0.0
 
 
