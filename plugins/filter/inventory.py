@@ -73,19 +73,16 @@ def server_settings(
         raise AnsibleFilterError(f"sglang_servers has no server '{name}'") from None
 
 
-def preflight_problems(
+def gpu_problems(
     gpu_info: t.Mapping[str, t.Any],
-    interpreters: t.Sequence[t.Mapping[str, t.Any]],
     host: str,
     chosen: t.Sequence[str],
     servers: t.Sequence[t.Mapping[str, t.Any]],
     defaults: t.Mapping[str, t.Any] | None = None,
 ) -> Problems:
-    """What was seen on a host that speaks against its chosen servers."""
+    """What the GPUs that the host shows say against the chosen servers."""
     complete = [inventory.complete(server, defaults or {}) for server in servers]
-    problems = inventory.gpu_problems(host, chosen, complete, gpu_info)
-    paths = {server["name"]: server["python"] for server in complete}
-    return problems + inventory.interpreter_problems(host, paths, interpreters)
+    return inventory.gpu_problems(host, chosen, complete, gpu_info)
 
 
 class FilterModule:
@@ -95,7 +92,7 @@ class FilterModule:
         return {
             "choice_problems": choice_problems,
             "choose_servers": choose_servers,
+            "gpu_problems": gpu_problems,
             "inventory_problems": inventory_problems,
-            "preflight_problems": preflight_problems,
             "server_settings": server_settings,
         }

@@ -18,6 +18,7 @@ class FilterModule:
             "clean_lines": report.clean_lines,
             "failure": report.failure,
             "inspect_lines": report.inspect_lines,
+            "launch_problem": report.launch_problem,
             "relaunch_lines": report.relaunch_lines,
             "teardown_lines": report.teardown_lines,
             "why": report.why,

@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "host": "host",
     "api_key": "api_key",
     "admin_api_key": "admin_api_key",
+    "ssl_keyfile_password": "ssl_keyfile_password",
     "config": "flags",
 }
 
@@ -57,7 +58,8 @@ def nearest(word: str, valid: t.Iterable[str]) -> str:
 def choice_problems(given: t.Mapping[str, t.Any], choices: t.Mapping[str, t.Sequence[str]]) -> list[str]:
     """Values that are none of their variable's choices."""
     return [
-        f"{name} is '{value}', but must be one of {', '.join(filter(None, choices[name]))}{nearest(str(value), choices[name])}"
+        f"{name} is '{value}', but must be one of {', '.join(filter(None, choices[name]))}"
+        f"{nearest(str(value), choices[name])}"
         for name, value in given.items()
         if value not in choices[name]
     ]
@@ -115,7 +117,7 @@ def _unknown_keys(where: str, given: t.Iterable[str], valid: t.Iterable[str], ki
 def _secrets(server: t.Mapping[str, t.Any]) -> list[str]:
     """Texts that no message may show."""
     environment = server.get("secret_environment")
-    values = [server.get("api_key"), server.get("admin_api_key")]
+    values = [server.get(key) for key in ("api_key", "admin_api_key", "ssl_keyfile_password")]
     values += list(environment.values()) if isinstance(environment, t.Mapping) else [environment]
     return [str(value) for value in values if value not in (None, "")]
 
@@ -301,23 +303,7 @@ def gpu_problems(
             shared = sorted(used & set(gpu_indices(other, gpus)))
             if shared and other["name"] != server["name"]:
                 problems.append(
-                    f"{host}: servers '{server['name']}' and '{other['name']}' both use GPU {', '.join(map(str, shared))}; "
-                    "a GPU can only be proved clean for one server"
+                    f"{host}: servers '{server['name']}' and '{other['name']}' both use GPU "
+                    f"{', '.join(map(str, shared))}; a GPU can only be proved clean for one server"
                 )
     return sorted(set(problems))
-
-
-def interpreter_problems(
-    host: str, paths: t.Mapping[str, str], looks: t.Sequence[t.Mapping[str, t.Any]]
-) -> list[str]:
-    """Interpreters that are not there. ``looks``: results of stat, each with the server's name as ``item``."""
-    problems = []
-    for look in looks:
-        stat = look.get("stat") or {}
-        name = str(look.get("item"))
-        named = f"{host}: server '{name}': its Python interpreter {paths.get(name)}"
-        if not stat.get("exists"):
-            problems.append(f"{named} is missing")
-        elif stat.get("isdir") or not stat.get("executable"):
-            problems.append(f"{named} can't be executed")
-    return problems

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a run tells people at its end: lines of text from the modules' results.
 
-A step that did not run, or whose module gave no result, is said to be so; nothing is taken for good because it is absent.
+A step that did not run, or whose module gave no result, is said to be so; nothing is good because it is absent.
 """
 
 from __future__ import annotations
@@ -54,23 +54,34 @@ def failure(result: t.Any) -> str:
     if "password" in everything and ("Missing" in everything or "required" in everything or "Incorrect" in everything):
         return f"no permission to become root: {shortened(text or output, 200)}; see --ask-become-pass"
     if "interpreter" in text or result.get("rc") == 127:
-        return f"the Python interpreter for Ansible's modules is missing: {shortened(text or output, 200)}; see ansible_python_interpreter"
+        said = shortened(text or output, 200)
+        return f"the Python interpreter for Ansible's modules is missing: {said}; see ansible_python_interpreter"
     return text or shortened(output, 300) or "it failed without a message"
 
 
-def reasons(result: t.Any, severity: t.Optional[str] = None) -> list[str]:
+def _reason(reason: t.Any) -> str:
+    return f"{reason.get('message')} [{reason.get('code')}]" if isinstance(reason, t.Mapping) else cell(reason)
+
+
+def reasons(result: t.Any) -> list[str]:
     """The sentences of a result's reasons, each with its code."""
-    found = _list(result, "reasons") if isinstance(result, t.Mapping) else []
-    return [
-        f"{each.get('message')} [{each.get('code')}]"
-        for each in found
-        if isinstance(each, t.Mapping) and (severity is None or each.get("severity") == severity)
-    ]
+    return [_reason(each) for each in _list(result, "reasons")] if isinstance(result, t.Mapping) else []
 
 
 def why(result: t.Any) -> str:
     """The reasons of a result in one line; where it has none, what failed."""
     return "; ".join(reasons(result)) or failure(result)
+
+
+def launch_problem(result: t.Any, check: bool = False) -> str:
+    """Why a server was not started, or would not be; empty where all is well.
+
+    In check mode a server that still runs is no problem: it would have been evicted before.
+    """
+    if isinstance(result, t.Mapping) and result.get("config_hash"):
+        return ""
+    text = failure(result)
+    return "" if check and "runs already" in text else text
 
 
 def who(target: t.Any) -> str:
@@ -94,8 +105,12 @@ def _whys(target: t.Any) -> str:
     return f"{who(target)}: {reason}" if reason else who(target)
 
 
-def _used(gpu: t.Optional[Result]) -> t.Optional[int]:
-    return _map(gpu, "memory").get("used_mib") if gpu else None
+def _used(gpu: Result | None) -> int | None:
+    """Memory in use, from gpu_evict's short rows or from full ones."""
+    if not gpu:
+        return None
+    value = gpu.get("used_mib", _map(gpu, "memory").get("used_mib"))
+    return value if isinstance(value, int) else None
 
 
 def _gpus(result: Result, key: str) -> dict[t.Any, Result]:
@@ -111,14 +126,14 @@ def _holders(gpu: t.Optional[Result]) -> str:
 
 def _memory_rows(teardown: Result, clean: Result) -> list[list[t.Any]]:
     before, after = _gpus(teardown, "before"), _gpus(teardown, "after")
-    judged = _gpus(_map(clean, "facts"), "gpus")
+    judged = _gpus(_map(clean, "facts_seen"), "gpus")
     rows = []
     for index in sorted({*before, *after, *judged}, key=str):
-        gpu = before.get(index) or after.get(index) or judged[index]
+        name = (judged.get(index) or before.get(index) or after.get(index) or {}).get("name")
         rows.append(
             [
                 str(index),
-                gpu.get("name"),
+                name or "-",
                 _used(before.get(index)) if before else "-",
                 _used(after.get(index)) if after else "-",
                 _used(judged.get(index)) if judged else "-",
@@ -129,13 +144,13 @@ def _memory_rows(teardown: Result, clean: Result) -> list[list[t.Any]]:
 
 
 def gpu_lines(teardown: t.Any, clean: t.Any) -> list[str]:
-    """Used memory per GPU before, after the eviction and at the verdict; columns of steps that did not run are left out."""
+    """Used memory per GPU before, after the eviction and at the verdict, without columns of steps that did not run."""
     rows = _memory_rows(teardown if _ran(teardown) else {}, clean if _ran(clean) else {})
     if not rows:
         return []
     columns = [
         Column("GPU"),
-        Column("Name", 24),
+        Column("Name", 34),
         Column("Before MiB", right=True),
         Column("After MiB", right=True),
         Column("At verdict", right=True),
@@ -171,30 +186,19 @@ def eviction_lines(teardown: t.Any) -> list[str]:
             Column("stayed and why", 60),
         ]
         lines += [" " * _LABEL + line for line in table(columns, rows)]
-    ended: dict[str, None] = {}
-    for rung in _list(teardown, "rungs"):
-        ended.update(dict.fromkeys(map(who, _list(rung, "left"))))
-    for each in ended:
-        lines += paragraph(each, "ended: ", indent=_LABEL)
+    for each in _list(teardown, "ended"):
+        lines += paragraph(f"{who(each)} (rung {cell(each.get('rung'))})", "ended: ", indent=_LABEL)
     pinned = _map(teardown, "pinned")
-    if pinned.get("mib"):
-        lines += paragraph(
-            f"{cell(pinned.get('mib'))} MiB; expected to take {cell(pinned.get('expected_s'))} s, waited {cell(pinned.get('waited_s'))} s",
-            "pinned host memory: ",
-            indent=_LABEL,
-        )
+    if pinned.get("note"):
+        lines += paragraph(cell(pinned["note"]), "memory: ", indent=_LABEL)
     leftovers = _map(teardown, "leftovers")
-    for key, items in (
-        ("respawned", _list(teardown, "respawns")),
-        ("left alone", _list(teardown, "bystanders")),
+    for label, items in (
+        ("came back", _list(teardown, "respawns")),
+        ("left alone", _list(teardown, "spared")),
         ("removed", _list(leftovers, "removed")),
     ):
         for item in items:
-            lines += paragraph(
-                _whys(item) if isinstance(item, t.Mapping) and "path" not in item else _path(item),
-                f"{key}: ",
-                indent=_LABEL,
-            )
+            lines += paragraph(_whys(item), f"{label}: ", indent=_LABEL)
     for item in _list(leftovers, "kept"):
         lines += paragraph(_path(item), "kept: ", indent=_LABEL)
     return lines
@@ -219,22 +223,22 @@ def plan_lines(teardown: t.Any) -> list[str]:
     return lines + [" " * _LABEL + line for line in table([Column("rung"), Column("whom", 76)], rows)]
 
 
-def verdict_lines(clean: t.Any, word: str = "Clean") -> list[str]:
+def verdict_lines(clean: t.Any, word: str = "Verdict") -> list[str]:
     """The verdict, its reasons, its warnings and from where it was seen."""
     if not _ran(clean):
         return [_label(word) + "not judged"]
     verdict = clean.get("verdict")
     if not verdict:
         return paragraph(f"no verdict: {failure(clean)}", _label(word))
-    seen_from = f", seen from the {clean['vantage']}" if clean.get("vantage") else ""
-    simulated = ", SIMULATED GPUs" if clean.get("simulated") else ""
-    summary = f": {clean['summary']}" if clean.get("summary") else ""
-    lines = paragraph(f"{verdict}{seen_from}{simulated}{summary}", _label(word))
-    for sentence in reasons(clean):
-        lines += paragraph(sentence, "- ", indent=_LABEL)
-    for warning in _list(clean, "warnings"):
-        text = f"{warning.get('message')} [{warning.get('code')}]" if isinstance(warning, t.Mapping) else cell(warning)
-        lines += paragraph(text, "warning: ", indent=_LABEL)
+    summary = str(verdict if _list(clean, "reasons") else clean.get("summary") or verdict)
+    seen_from = [f"seen from the {clean['vantage']}"] if clean.get("vantage") else []
+    seen_from = [text for text in seen_from if text not in summary]
+    seen_from += ["GPUs SIMULATED"] if clean.get("simulated") else []
+    lines = paragraph(summary + (f" ({', '.join(seen_from)})" if seen_from else ""), _label(word))
+    for reason in _list(clean, "reasons"):
+        lines += paragraph(_reason(reason), "- ", indent=_LABEL)
+    for warning in _list(clean, "warnings_found"):
+        lines += paragraph(_reason(warning), "warning: ", indent=_LABEL)
     return lines
 
 
@@ -442,12 +446,14 @@ def _ram_lines(memory: Result) -> list[str]:
     cgroup = _map(memory, "cgroup")
     limit = f"; container limit {cell(cgroup['limit_mib'])} MiB" if cgroup.get("limit_mib") is not None else ""
     shm = _map(memory, "shm")
-    lines = paragraph(
-        f"{cell(memory.get('available_mib'))} MiB available of {cell(info.get('mem_total_mib'))}; page cache {cell(info.get('cached_mib'))}; "
-        f"pinned by SGLang {cell(memory.get('pinned_mib'))}; swap free {cell(info.get('swap_free_mib'))}; "
+    figures = [
+        f"{cell(memory.get('available_mib'))} MiB available of {cell(info.get('mem_total_mib'))}",
+        f"page cache {cell(info.get('cached_mib'))}",
+        f"pinned by SGLang {cell(memory.get('pinned_mib'))}",
+        f"swap free {cell(info.get('swap_free_mib'))}",
         f"hugepages {cell(info.get('hugepages_mib'))} MiB{limit}",
-        "RAM: ",
-    )
+    ]
+    lines = paragraph("; ".join(figures), "RAM: ")
     lines += paragraph(f"{cell(shm.get('free_mib'))} of {cell(shm.get('total_mib'))} MiB free", "/dev/shm: ")
     stale = [each for each in _list(shm, "files") if isinstance(each, t.Mapping) and each.get("stale")]
     for each in stale:
