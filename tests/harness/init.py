@@ -76,7 +76,7 @@ def main() -> None:
     print("ready", flush=True)
     while True:
         reap()
-        readable, _, _ = select.select([wake_read, 0], [], [])
+        readable = select.select([wake_read, 0], [], [])[0]
         if wake_read in readable:
             os.read(wake_read, 4096)
         if 0 in readable and not os.read(0, 1):

@@ -28,6 +28,7 @@ import sys
 import time
 import traceback
 import typing as t
+import warnings
 from pathlib import Path
 
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT, Completed, run_command
@@ -106,7 +107,7 @@ class Namespace:
         with log.open("wb") as errors:
             self._unshare = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         assert self._unshare.stdout is not None
-        readable, _, _ = select.select([self._unshare.stdout], [], [], START_DEADLINE_S)
+        readable = select.select([self._unshare.stdout], [], [], START_DEADLINE_S)[0]
         line = self._unshare.stdout.readline() if readable else b""
         if line != b"ready\n":
             self._unshare.kill()
@@ -233,7 +234,10 @@ class Namespace:
         Its exception comes back as an AssertionError with the traceback's text; so does a passed deadline.
         """
         read_end, write_end = os.pipe()
-        middle = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 warns where pytest-xdist has a thread: it waits in a read then and holds no lock that we take.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            middle = os.fork()
         if middle == 0:
             self._call_inside(function, write_end)
         os.close(write_end)
@@ -279,7 +283,7 @@ def _read_message(descriptor: int, end: float) -> bytes | None:
     """A message with its length before it; None if it was not complete at ``end`` (time.monotonic)."""
     data = b""
     while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "big"):
-        readable, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        readable = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]
         chunk = os.read(descriptor, 65536) if readable else b""
         if not chunk:
             return None

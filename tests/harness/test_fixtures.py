@@ -24,7 +24,7 @@ KILL_BIT = 1 << 8
 
 def status(ns: Namespace, pid: int) -> dict[str, str]:
     lines = (ns.proc / str(pid) / "status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {name: value.strip() for name, _colon, value in (line.partition(":") for line in lines)}
 
 
 def maps(ns: Namespace, pid: int, path: Path) -> list[str]:
@@ -47,9 +47,9 @@ def kill(ns: Namespace, pid: int, number: signal.Signals) -> None:
 def test_visitor_and_holder(ns: Namespace, tmp_path: Path) -> None:
     (bare,) = visitor_nodes(tmp_path / "bare", 1)
     (zero,) = memory_nodes(tmp_path / "zero")
-    visitor, _ = start_program(ns, "hold_device", bare)
-    holder, _ = start_program(ns, "hold_device", "--map", zero)
-    doorbell, _ = start_program(ns, "hold_device", "--map", "--write-only", zero)
+    visitor, _lines = start_program(ns, "hold_device", bare)
+    holder, _lines = start_program(ns, "hold_device", "--map", zero)
+    doorbell, _lines = start_program(ns, "hold_device", "--map", "--write-only", zero)
     assert os.makedev(195, 0) in open_rdevs(ns, visitor.pid)
     assert maps(ns, visitor.pid, bare) == []
     assert maps(ns, holder.pid, zero) == ["rw-p"]
@@ -70,7 +70,7 @@ def test_forked_holders_outlive_their_parent_and_may_ignore_sigterm(ns: Namespac
 
 def test_zombie_leader(ns: Namespace, tmp_path: Path) -> None:
     (bare,) = visitor_nodes(tmp_path / "bare", 1)
-    leader, _ = start_program(ns, "zombie_leader", bare)
+    leader, _lines = start_program(ns, "zombie_leader", bare)
     wait_for("zombie", lambda: status(ns, leader.pid)["State"].startswith("Z"))
     assert status(ns, leader.pid)["Threads"] == "2"
     base = ns.proc / str(leader.pid)
@@ -91,7 +91,7 @@ def _entries(directory: Path) -> list[str]:
 
 def test_unkillable_reader(ns: Namespace, tmp_path: Path) -> None:
     mountpoint = tmp_path / "hang"
-    server, _ = start_program(ns, "unkillable_fuse", mountpoint)
+    server, _lines = start_program(ns, "unkillable_fuse", mountpoint)
     reader = ns.popen(["cat", str(mountpoint / "x")], detached=True)
     wait_for("the read", lambda: "wait_answer" in (ns.proc / str(reader.pid) / "wchan").read_text())
     kill(ns, reader.pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_respawner(ns: Namespace) -> None:
 
 
 def test_fork_storm(ns: Namespace) -> None:
-    storm, _ = start_program(ns, "fork_storm", "--life-s", "0.02")
+    storm, _lines = start_program(ns, "fork_storm", "--life-s", "0.02")
     seen = {pid for pid in ns.pids() if pid != storm.pid}
     wait_for("others", lambda: len(seen.union(ns.pids())) > 4 and not seen & (ns.pids() - {storm.pid}))
     kill(ns, storm.pid, signal.SIGTERM)

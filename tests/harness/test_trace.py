@@ -63,7 +63,7 @@ def test_traced_program(ns: Namespace) -> None:
     reason = strace_missing()
     if reason:
         pytest.skip(reason)
-    first, second, bystander = (ns.popen(["sleep", "300"], detached=True) for _ in range(3))
+    first, second, bystander = (ns.popen(["sleep", "300"], detached=True) for _unused in range(3))
     before = ns.living()
     done, signals = run_traced(ns, [sys.executable, "-c", KILLER, str(first.pid), str(second.pid)], 30)
     done.check()

@@ -66,7 +66,7 @@ def pin_memory(size_mib: int) -> None:
     """A touched shared anonymous mapping: it shows as RssShmem, where SGLang's HiCache host pool shows."""
     if size_mib:
         pool = mmap.mmap(-1, size_mib * 1024 * 1024, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
-        for _ in range(size_mib):
+        for _unused in range(size_mib):
             pool.write(b"\1" * (1024 * 1024))
         _kept.append(pool)
 
@@ -97,12 +97,12 @@ def map_segment(path: str, size: int) -> None:
 
 def make_ipc_sockets() -> None:
     """Three ``/tmp/tmp????????`` sockets (zmq ipc) and the two empty files that SGLang leaves with them."""
-    for _ in range(3):
+    for _unused in range(3):
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(tempfile.mktemp())
+        listener.bind(f"{tempfile.gettempdir()}/tmp{secrets.token_hex(4)}")
         listener.listen()
         _kept.append(listener)
-    for _ in range(2):
+    for _unused in range(2):
         with tempfile.NamedTemporaryFile(delete=False):
             pass
 

@@ -78,7 +78,7 @@ class Api:
         try:
             if from_user:
                 self.engine.admit()
-            for _ in range(count):
+            for _unused in range(count):
                 time.sleep(self.settings.token_s)
                 self.engine.step(rank, from_user)
                 yield rank
@@ -333,7 +333,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "")
         if not key or path.startswith(OPEN_PATHS):
             return True
-        scheme, _, token = given.partition(" ")
+        scheme, _space, token = given.partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), key.encode()):
             return True
         self._reply_json(401, {"error": "Unauthorized"})

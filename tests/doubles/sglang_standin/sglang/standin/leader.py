@@ -102,7 +102,7 @@ class Leader:
     def _start_children(self, ranks: list[Rank]) -> tuple[list[Child], list[Channel], Channel]:
         """Schedulers (or the data parallel controller) first, then the detokenizer, as SGLang does."""
         context = multiprocessing.get_context("spawn")
-        pairs = [multiprocessing.Pipe() for _ in ranks]
+        pairs = [multiprocessing.Pipe() for _unused in ranks]
         ends: list[tuple[Rank, Connection]] = [(rank, pair[1]) for rank, pair in zip(ranks, pairs)]
         if self.args.dp_size > 1:
             controller = context.Process(target=run_controller, args=(self.args, ends))
