@@ -303,7 +303,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch im
     shown_before,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import OptionTable, read_options
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, new_launch_id
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, new_launch_id, server_dir
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import check_unit_name
 
 Params = t.Mapping[str, t.Any]
@@ -346,6 +346,7 @@ def request_from(params: Params) -> LaunchRequest:
         raise CleanSlateError(f"limit_memlock: {params['limit_memlock']!r} is neither a number of bytes nor 'infinity'")
     if params["stop_timeout_s"] <= 0:
         raise CleanSlateError(f"stop_timeout_s must be greater than 0, not {params['stop_timeout_s']}")
+    server_dir(params["state_dir"], params["name"])  # refuses a name that is no plain file name
     environment = _variables(params["environment"], "environment")
     secrets = ("api_key", "admin_api_key", "ssl_keyfile_password")
     return LaunchRequest(

@@ -1,0 +1,71 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a running leader tells of itself: its interpreter, its SGLang, its flags as launched. Nothing of it is run."""
+
+from __future__ import annotations
+
+import os
+import typing as t
+
+from ..model import Process
+from ..sglang.cmdline import LaunchedFlags, launched_flags
+from ..sglang.install import Install, find_install
+from ..sglang.logs import read_ends
+from ..sglang.options import OptionTable, read_options
+from .procfs import read_environment
+
+
+class LaunchedServer(t.NamedTuple):
+    """``environment`` None: it can't be read. ``flags`` None: no leader. ``options`` None: its SGLang can't be read."""
+
+    environment: t.Optional[dict[str, str]]
+    cwd: t.Optional[str]
+    install: t.Optional[Install]
+    options: t.Optional[OptionTable]
+    flags: t.Optional[LaunchedFlags]
+
+
+def read_launched(process: Process, proc: str = "/proc") -> LaunchedServer:
+    """Everything about how this leader was launched, seen through its own root directory (it may live in a
+    container)."""
+    root = f"{proc}/{process.pid}/root"
+    environment = read_environment(process.pid, proc)
+    cwd = _link(f"{proc}/{process.pid}/cwd")
+    python = _interpreter(process, environment or {}, cwd, root)
+    install = find_install(python, (environment or {}).get("PYTHONPATH", ""), root) if python else None
+    options = None if install is None or install.package is None else read_options(root + install.package)
+
+    def read_config_text(path: str) -> t.Optional[str]:
+        absolute = path if path.startswith("/") else f"{cwd}/{path}" if cwd else None
+        return None if absolute is None else read_ends(root + absolute)
+
+    return LaunchedServer(environment, cwd, install, options, launched_flags(process.argv, read_config_text, options))
+
+
+def same_network(pid: int, proc: str = "/proc") -> t.Optional[bool]:
+    """Whether this process's ports are ours; None if that can't be read."""
+    own, other = _link(f"{proc}/self/ns/net"), _link(f"{proc}/{pid}/ns/net")
+    return None if own is None or other is None else own == other
+
+
+def _interpreter(
+    process: Process, environment: t.Mapping[str, str], cwd: t.Optional[str], root: str
+) -> t.Optional[str]:
+    """argv[0] as an absolute path: the link in a virtual environment names it, /proc/PID/exe only the base Python."""
+    word = process.argv[0] if process.argv else ""
+    if word.startswith("/"):
+        return word
+    if "/" in word:
+        return None if cwd is None else os.path.normpath(os.path.join(cwd, word))
+    for folder in environment.get("PATH", "").split(":"):
+        if folder.startswith("/") and os.path.lexists(f"{root}{folder}/{word}"):
+            return f"{folder}/{word}"
+    return process.exe
+
+
+def _link(path: str) -> t.Optional[str]:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None

@@ -1,0 +1,154 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""SGLang's servers among the processes: leaders with their trees, orphans, and whether one is as wanted. Pure."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+from dataclasses import dataclass
+
+from ..model import Process
+from . import flags as flag_tools
+from .cmdline import LaunchedFlags, is_leader, worker_role
+from .flags import Difference
+from .options import OptionTable
+from .redact import is_secret_variable
+
+_RELEVANT = re.compile(r"(?:CUDA|NCCL|SGLANG|SGL|HF|TORCH|TRITON|NVIDIA|OMP|GLOO|UCX|MC|FLASHINFER)_\w+")
+# Made by the launch itself, from the GPUs; these are compared as GPUs.
+_BY_GPUS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_BY_OPTIONS = ("host", "port")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of a server's tree. ``role``: leader, scheduler, detokenizer, ..., starting (spawned, not yet named)
+    or other."""
+
+    process: Process
+    role: str
+    ranks: t.Mapping[str, int]
+
+
+def leaders(processes: t.Mapping[int, Process]) -> list[Process]:
+    """All launchers, the oldest first. One whose parent is a launcher too is a part of that server (it forked)."""
+    found = [process for process in processes.values() if is_leader(process.argv) and not process.dead]
+    pids = {process.pid for process in found}
+    return sorted((process for process in found if process.ppid not in pids), key=lambda process: process.start_ticks)
+
+
+def tree_of(leader: Process, processes: t.Mapping[int, Process]) -> list[Member]:
+    """The leader and all its descendants, by parents."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process)
+    members: list[Member] = []
+    waiting = [leader]
+    seen = {leader.pid}
+    while waiting:
+        process = waiting.pop(0)
+        members.append(_member(process, leader))
+        for child in sorted(children.get(process.pid, []), key=lambda one: one.pid):
+            if child.pid not in seen:
+                seen.add(child.pid)
+                waiting.append(child)
+    return members
+
+
+def _member(process: Process, leader: Process) -> Member:
+    if process.pid == leader.pid:
+        return Member(process, "leader", {})
+    role = worker_role(process.title)
+    if role is not None:
+        return Member(process, role.kind, role.ranks)
+    if "multiprocessing.resource_tracker" in process.title:
+        return Member(process, "resource_tracker", {})
+    return Member(process, "starting" if "--multiprocessing-fork" in process.argv else "other", {})
+
+
+def orphans(processes: t.Mapping[int, Process], trees: t.Iterable[t.Iterable[Member]]) -> list[Process]:
+    """Workers by their title that belong to no living leader's tree: they hold GPUs and nobody serves with them."""
+    known = {member.process.pid for tree in trees for member in tree}
+    return [
+        process
+        for process in processes.values()
+        if process.pid not in known and not process.dead and worker_role(process.title) is not None
+    ]
+
+
+def relevant_environment(environment: t.Mapping[str, str]) -> dict[str, str]:
+    """The variables that decide how SGLang runs."""
+    return {name: value for name, value in sorted(environment.items()) if _RELEVANT.fullmatch(name)}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a server should have been launched. None: not judged. ``gpus``: UUIDs (or indices) in order, empty for
+    all."""
+
+    flags: t.Optional[t.Mapping[str, t.Any]] = None
+    environment: t.Optional[t.Mapping[str, str]] = None
+    gpus: t.Optional[tuple[str, ...]] = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``matches`` None: something that is needed to judge isn't known."""
+
+    matches: t.Optional[bool]
+    differences: tuple[Difference, ...]
+
+
+def compare(
+    wanted: Wanted,
+    launched: t.Optional[LaunchedFlags],
+    environment: t.Optional[t.Mapping[str, str]],
+    gpus: t.Optional[tuple[str, ...]],
+    gpus_known: bool,
+    options: t.Optional[OptionTable] = None,
+) -> Comparison:
+    """What differs from what is wanted. ``gpus``: None stands for all of the host's."""
+    differences: list[Difference] = []
+    unknown = False
+    if wanted.flags is not None:
+        if launched is None or not launched.complete:
+            unknown = True
+        if launched is not None:
+            differences += _flag_differences(wanted.flags, launched.flags, options)
+    if wanted.environment is not None:
+        if environment is None:
+            unknown = True
+        else:
+            differences += _environment_differences(wanted.environment, environment)
+    if wanted.gpus is not None:
+        if not gpus_known:
+            unknown = True
+        elif (wanted.gpus or None) != gpus:
+            differences.append(Difference("gpus", list(wanted.gpus) or "all", "all" if gpus is None else list(gpus)))
+    if differences:
+        return Comparison(False, tuple(differences))
+    return Comparison(None if unknown else True, ())
+
+
+def _flag_differences(
+    wanted: t.Mapping[str, t.Any], found: t.Mapping[str, t.Any], options: t.Optional[OptionTable]
+) -> list[Difference]:
+    """Host and port are options of the server, not flags of the inventory: compared only where they are wanted as
+    flags."""
+    names = {flag_tools.canonical(str(name), options) for name in wanted}
+    seen = {name: value for name, value in found.items() if name in names or name not in _BY_OPTIONS}
+    rows = flag_tools.differences(flag_tools.check(wanted), seen, options)
+    return [Difference(f"flags.{row.item}", row.wanted, row.found) for row in rows]
+
+
+def _environment_differences(wanted: t.Mapping[str, str], found: t.Mapping[str, str]) -> list[Difference]:
+    """What is wanted must be there; beyond it, what decides how SGLang runs must not (secrets come by another way)."""
+    rows = []
+    extra = {name for name in relevant_environment(found) if name not in _BY_GPUS and not is_secret_variable(name)}
+    for name in sorted({*wanted, *extra}):
+        left, right = wanted.get(name), found.get(name)
+        if left != right:
+            rows.append(Difference(f"environment.{name}", left, right))
+    return rows
