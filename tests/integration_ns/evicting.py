@@ -67,9 +67,20 @@ class Host:
         options.setdefault("detached", True)
         return self.ns.popen([sys.executable, str(FIXTURES / script), *words], **options)
 
-    def module(self, name: str, *, check: bool = False, trace: bool = False, **arguments: t.Any) -> ModuleResult:
+    def bystanders(self, *kinds: str) -> dict[str, int]:
+        """The processes of tests/fixtures/bystanders.py, by kind: those of a GPU kind have all nodes open and mapped."""
+        directory = self.ns.directory / "bystanders"
+        directory.mkdir()
+        output = directory / "pids"
+        devices = ",".join(map(str, self.nodes))
+        self.fixture("bystanders.py", "--directory", str(directory), "--devices", devices, *kinds, output=output)
+        wait_for("the bystanders", lambda: output.exists() and output.read_text().endswith("}\n"), 60)
+        found: dict[str, int] = json.loads(output.read_text())
+        return found
+
+    def module(self, module: str, /, *, check: bool = False, trace: bool = False, **arguments: t.Any) -> ModuleResult:
         values = {"device_major": LOOP_MAJOR, **arguments}
-        return run_module(name, values, 120, ns=self.ns, env=self.nvml.env(), check=check, trace=trace)
+        return run_module(module, values, 120, ns=self.ns, env=self.nvml.env(), check=check, trace=trace)
 
     def evict(self, *, check: bool = False, trace: bool = True, **arguments: t.Any) -> ModuleResult:
         """gpu_evict under trace, with short deadlines and a state directory of the test's own."""

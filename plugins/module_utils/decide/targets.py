@@ -174,15 +174,15 @@ def bystanders(snapshot: Snapshot, selection: Selection) -> tuple[Spared, ...]:
     """Everybody who uses a chosen GPU, or is a server, and is left alone: with the reason."""
     touched = {target.process.key for target in selection.everybody}
     result: dict[tuple[int, int], Spared] = {}
+    for leader in snapshot.leaders:
+        if leader.process.key not in touched:
+            why = f"another SGLang server (port {leader.port if leader.port is not None else 'unknown'})"
+            result[leader.process.key] = Spared(leader.process, why)
     for gpu in snapshot.gpus:
         found = snapshot.holders[gpu.index]
         for holder in found.holders + found.visitors + found.suspects:
             if holder.process is not None and holder.process.key not in touched:
                 result.setdefault(holder.process.key, Spared(holder.process, _spared_why(holder)))
-    for leader in snapshot.leaders:
-        if leader.process.key not in touched:
-            why = f"another SGLang server (port {leader.port if leader.port is not None else 'unknown'})"
-            result.setdefault(leader.process.key, Spared(leader.process, why))
     return tuple(result.values())
 
 
