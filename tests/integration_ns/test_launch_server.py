@@ -429,3 +429,11 @@ def test_a_record_without_a_process_is_told(site: Site) -> None:
     assert result.json["servers"] == []
     assert [row["problem"] for row in result.json["records"]] == ["its process does not live"]
     assert result.json["records"][0]["launch_id"] == launched.json["launch_id"]
+
+
+def test_a_server_that_spins_and_never_listens_is_told_with_its_phase(site: Site) -> None:
+    """The start-up part of case 9: busy for ever, nothing on the port; the wait ends at its deadline and says so."""
+    site.started(faults={"HANG": "spin"})
+    ready = site.ready(deadline_s=4)
+    assert (ready.json["verdict"], ready.json["port_owner"]) == ("timeout", None)
+    assert "did not listen" in ready.json["error"]
