@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import typing as t
 
+import pytest
+
 from ansible_collections.cleanslate.sglang.tests.contract.subject import MIB, Holder, Subject
+
+pytestmark = pytest.mark.promise
 
 # v2.used of an idle GPU; a process that only has a context shows a few MiB in v2 as well.
 IDLE_MIB = 64

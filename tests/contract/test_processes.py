@@ -15,6 +15,8 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.tests.contract.subject import MIB, Holder, Subject, maps_readable
 
+pytestmark = pytest.mark.promise
+
 SIZE_MIB = 4_000
 CONTEXT_MIB = 2_000
 IDLE_MIB = 64

@@ -11,8 +11,8 @@
     nvidia-smi -pm 0|1 [-i GPU[,GPU]]
     nvidia-smi --gpu-reset|-r [-i GPU[,GPU]]
 
-Wording and exit codes are the real program's (580.159.04, read off an H200; -pm, -r and the failures from reports, since nobody
-breaks a GPU for this): exit codes are NVML's numbers, 255 for anything else.
+Wording and exit codes are the real program's (580.159.04, read off an H200; -pm, -r and the failures come from
+reports). Exit codes are NVML's numbers, 255 for anything else.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ COMMUNICATION = (
 )
 LIBRARY = (
     "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "
-    "is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to "
-    "your system PATH.\n"
+    "is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so "
+    "to your system PATH.\n"
 )
 IN_USE = (
     "{count} currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics "

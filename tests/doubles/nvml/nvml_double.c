@@ -651,6 +651,15 @@ API int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius) 
     return sensor ? INVALID_ARGUMENT : put(celsius, gpu->temp_c);
 }
 
+typedef struct { unsigned version; int sensor, celsius; } TemperatureV1;
+
+API int nvmlDeviceGetTemperatureV(Device *device, TemperatureV1 *temperature) {
+    DEVICE_CALL(device);
+    if (temperature == NULL || temperature->sensor)
+        return INVALID_ARGUMENT;
+    return put((unsigned *)&temperature->celsius, gpu->temp_c);
+}
+
 API int nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts) {
     DEVICE_CALL(device);
     return put(milliwatts, gpu->power_mw);
@@ -757,7 +766,6 @@ UNSUPPORTED(nvmlDeviceGetDecoderUtilization)
 UNSUPPORTED(nvmlDeviceGetTotalEccErrors)
 UNSUPPORTED(nvmlDeviceGetPcieThroughput)
 UNSUPPORTED(nvmlDeviceGetProcessUtilization)
-UNSUPPORTED(nvmlDeviceGetTemperatureV)
 UNSUPPORTED(nvmlDeviceGetDriverModel)
 UNSUPPORTED(nvmlDeviceGetDriverModel_v2)
 UNSUPPORTED(nvmlDeviceGetEccMode)
