@@ -23,7 +23,7 @@ from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
 STANDIN = ROOT / "tests" / "doubles" / "sglang_standin"
 READY_LINE = "The server is fired up and ready to roll!"
-READY_DEADLINE_S = 30
+READY_DEADLINE_S = 60
 _numbers = itertools.count(1)
 
 
