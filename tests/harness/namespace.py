@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A fresh PID, mount and network namespace per test: whatever signals something runs in here.
+"""A fresh PID, IPC, mount and network namespace per test: whatever signals something runs in here.
 
     with Namespace(tmp_path) as ns:
         server = ns.popen([sys.executable, "-m", "http.server"], detached=True)
@@ -257,7 +257,7 @@ class Namespace:
         """In the forked child: enter, fork again (only a child is in the PID namespace), answer, end."""
         try:
             libc = ctypes.CDLL(None, use_errno=True)
-            for kind in (*(["net"] if self.network else []), "pid", "mnt"):
+            for kind in (*(["net"] if self.network else []), "ipc", "pid", "mnt"):
                 descriptor = os.open(f"/proc/{self.init_pid}/ns/{kind}", os.O_RDONLY)
                 if libc.setns(descriptor, 0):
                     raise OSError(ctypes.get_errno(), f"setns {kind}")
