@@ -58,6 +58,7 @@ lxc.apparmor.profile = unconfined
 lxc.cap.drop = sys_time sys_module sys_rawio mac_admin mac_override
 lxc.init.cmd = /sbin/init --unit=lab.target
 lxc.tty.max = 0
+lxc.pty.max = 64
 lxc.net.0.type = veth
 lxc.net.0.link = {bridge}
 lxc.net.0.flags = up
