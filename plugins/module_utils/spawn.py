@@ -80,6 +80,8 @@ def run_bounded(
     _feed(in_w, stdin)
     chunks, timed_out = _collect({out_r: "out", err_r: "err", fail_r: "fail"}, pid, end)
     status, stuck = _reap(pid, end, kill_now=timed_out)
+    # A command may close its pipes and stay: it was ended at its deadline then, which is no end of its own.
+    timed_out = timed_out or stuck is not None or (status == -signal.SIGKILL and time.monotonic() >= end)
     failure = chunks["fail"].decode("utf-8", "replace")
     if failure:
         return Completed(None, "", "", error=failure)

@@ -31,7 +31,7 @@ NAME = "main"
 DEADLINES = {"stop": 5, "term": 8, "term_hung": 2, "kill": 5, "holders": 4}
 SLACK_S = 20  # beyond the sum of the deadlines: looks, a loaded machine, strace
 
-Pairs = t.Set[t.Tuple[t.Optional[int], str]]
+Pairs = set[tuple[t.Optional[int], str]]
 
 
 @dataclasses.dataclass
@@ -129,7 +129,7 @@ class Host:
 
 def sent(result: ModuleResult) -> Pairs:
     """(pid, signal) of everything that the module signalled, without the ends of its own helpers."""
-    found = set()
+    found: Pairs = set()
     for one in result.signals:
         assert one.target is not None, one
         if one.call == "pidfd_send_signal":
@@ -149,7 +149,7 @@ def rung(result: ModuleResult, name: str) -> dict[str, t.Any]:
     """The first climbed rung of this name."""
     found = [row for row in result.json["rungs"] if row["rung"] == name]
     assert found, f"{name} was not climbed: {[row['rung'] for row in result.json['rungs']]}"
-    return t.cast(t.Dict[str, t.Any], found[0])
+    return t.cast(dict[str, t.Any], found[0])
 
 
 def rungs(result: ModuleResult) -> list[str]:

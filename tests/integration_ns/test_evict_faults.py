@@ -51,7 +51,7 @@ def test_a_server_that_comes_back_is_counted_named_and_left_after_three_rounds(h
     bounded(result)
 
 
-def _titles(host: Host) -> t.List[str]:
+def _titles(host: Host) -> list[str]:
     return list(host.ns.titles().values())
 
 
@@ -168,7 +168,7 @@ def test_a_fork_storm_is_survived(host: Host) -> None:
         ({"port": 30000, "baselines": {"0": "much"}}, "whole number of MiB"),
     ],
 )
-def test_an_order_that_makes_no_sense_touches_nobody(host: Host, order: t.Dict[str, t.Any], words: str) -> None:
+def test_an_order_that_makes_no_sense_touches_nobody(host: Host, order: dict[str, t.Any], words: str) -> None:
     holder = host.hold("--map", str(host.nodes[0]))
     result = host.evict(**order)
     assert result.failed

@@ -59,7 +59,7 @@ def test_a_grip_from_before_never_reaches_the_new_owner(ns: Namespace) -> None:
     seen = see(ns, first.pid)
     ready, go = ns.directory / "ready", ns.directory / "go"
 
-    def hold_and_send() -> t.Tuple[str, t.Set[t.Tuple[int, int]]]:
+    def hold_and_send() -> tuple[str, set[tuple[int, int]]]:
         held = grip(seen)
         assert held is not None
         ready.touch()
@@ -72,7 +72,7 @@ def test_a_grip_from_before_never_reaches_the_new_owner(ns: Namespace) -> None:
 
     import threading
 
-    results: t.List[t.Tuple[str, t.Set[t.Tuple[int, int]]]] = []
+    results: list[tuple[str, set[tuple[int, int]]]] = []
     thread = threading.Thread(target=lambda: results.append(ns.call(hold_and_send)))
     thread.start()
     wait_for("the grip", ready.exists)
@@ -87,7 +87,7 @@ def test_gone_refused_and_objected(ns: Namespace) -> None:
     process = ns.popen(["sleep", "600"], detached=True)
     seen = see(ns, process.pid)
 
-    def body() -> t.List[str]:
+    def body() -> list[str]:
         held = grip(seen)
         assert held is not None
         results = [send(held, signal.SIGTERM, lambda now: f"it is {now.comm}").detail]
@@ -114,7 +114,7 @@ def test_a_wait_ends_at_its_deadline_and_tells_who_ended(ns: Namespace) -> None:
     stays = see(ns, ns.popen(["sleep", "600"], detached=True).pid)
     goes = see(ns, ns.popen(["sleep", "600"], detached=True).pid)
 
-    def body() -> t.Tuple[t.Set[t.Tuple[int, int]], int]:
+    def body() -> tuple[set[tuple[int, int]], int]:
         before = len(os.listdir("/proc/self/fd"))
         grips = [held for one in (stays, goes) if (held := grip(one)) is not None]
         send(grips[1], signal.SIGKILL, no_objection)
@@ -134,7 +134,7 @@ def test_a_zombie_leader_with_a_living_thread_has_not_ended(ns: Namespace) -> No
     seen = see(ns, zombie.pid)
     assert not seen.dead
 
-    def body() -> t.List[bool]:
+    def body() -> list[bool]:
         held = grip(seen)
         assert held is not None
         results = [bool(wait_ended([held], time.monotonic() + 0.3))]

@@ -11,15 +11,14 @@ from __future__ import annotations
 import typing as t
 from dataclasses import dataclass, field
 
-from ..cgroups import container_of
 from ..model import CgroupLimit, Gpu, HostMemory, PortUse, Process, Reason, ShmReading, Verdict
 from ..sglang.cmdline import worker_role
-from ..snapshot import GpuHolders, Snapshot
-from .gpus import baseline_for
+from ..snapshot import GpuHolders, Leader, Snapshot
+from .gpus import baseline_for, names_gpu
 from .leftovers import Leftover
 from .ports import judge_ports, program_of
 from .protected import protected_why
-from .targets import SPAWN_MARK
+from .targets import SPAWN_MARK, descendants, elsewhere
 
 BENIGN_THROTTLE = ("idle", "software power cap", "sw power cap")
 NVML_MISMATCH = 18
@@ -209,7 +208,10 @@ def _memory_in_use(gpu: Gpu, used_mib: int, limit: int, facts: Facts) -> Reason:
         names = "; ".join(f"pid {one.pid} ({'; '.join(one.evidence)})" for one in found.suspects)
         return Reason("suspect", f"{figure}: the evidence disagrees: {names}", label)
     if facts.vantage == "container":
-        text = f"{figure}: held elsewhere, nobody here holds it; look from the host"
+        text = (
+            f"{figure}: held elsewhere (or still unpinning, if a server was just killed): nobody here holds it; look from "
+            "the host"
+        )
         return Reason("held_elsewhere", text, label)
     text = (
         f"{figure}: holder unknown, nobody has it mapped and the driver lists nobody. If a server was just killed its "
@@ -241,6 +243,9 @@ def _mig(gpu: Gpu, limits: Limits) -> list[Reason]:
         if used is None or instance.processes is None:
             words = "; ".join(problem.message for problem in instance.errors) or "no answer"
             result.append(Reason("mig_no_answer", f"{label} gives no answer: {words}", label, means="unknown"))
+        elif used > limits.max_used_mib and not (instance.memory and instance.memory.used_excludes_reserved):
+            text = f"{label} shows {used} MiB by the old memory call, which counts the driver's reserved part"
+            result.append(Reason("reserved_unknown", text, label, means="unknown"))
         elif used > limits.max_used_mib:
             result.append(Reason("memory_in_use", f"{label} has {used} MiB in use, limit {limits.max_used_mib} MiB", label))
     return result
@@ -257,13 +262,19 @@ def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> list[Reason]:
     seen = [sample.holder_pids.get(gpu.index, ()) for sample in facts.samples]
     current = {one.pid for one in found.holders}
     came_and_went = {pid for pids in seen for pid in pids} - current
-    if came_and_went and seen and set(seen[-1]) != set(seen[0]):
+    if came_and_went:
         text = f"{label} is unstable: pid {', '.join(map(str, sorted(came_and_went)))} held it during the samples"
         result.append(Reason("unstable", text, label))
-    if gpu.processes is None:
-        text = f"{label}: the driver gives no process list"
-        result.append(Reason("processes_unknown", text, label, "warning"))
     unprotected = [one for one in found.visitors if one.protected is None]
+    if gpu.minor is None and not gpu.mig:
+        text = f"{label}: the driver does not tell its device node, so nobody can be found by what they have open"
+        result.append(Reason("minor_unknown", text, label, means="unknown"))
+    if gpu.processes is None and not gpu.mig:
+        # With the list one of those that have it open could turn out to be a holder.
+        pids = ", ".join(str(one.pid) for one in unprotected[:4])
+        text = f"{label}: the driver gives no process list" + (f", and pid {pids} has it open" if pids else "")
+        severity = "required" if unprotected else "warning"
+        result.append(Reason("processes_unknown", text, label, severity, means="unknown"))
     if found.rule_holds is False and unprotected:
         text = (
             f"{label}: on this driver a listed process has no readable mapping, so holders can't be told from visitors "
@@ -378,7 +389,7 @@ def _orphans(facts: Facts) -> list[Reason]:
     result = []
     leaders = {leader.process.pid for leader in snapshot.leaders}
     for process in snapshot.processes.values():
-        if process.dead or _elsewhere(process, snapshot):
+        if process.dead or elsewhere(process, snapshot):
             continue
         subject = f"pid {process.pid}"
         if worker_role(process.title) and not _has_leader(process, leaders, snapshot):
@@ -405,16 +416,35 @@ def _servers(facts: Facts, limits: Limits) -> list[Reason]:
     """A launcher for one of our ports counts before it listens: it may have come back between two samples."""
     result = []
     for leader in facts.snapshot.leaders:
-        if leader.port in limits.ports and leader.same_network and not _elsewhere(leader.process, facts.snapshot):
-            subject = f"pid {leader.process.pid}"
-            text = f"{subject} is an SGLang launcher for port {leader.port}: {program_of(leader.process)}"
+        if elsewhere(leader.process, facts.snapshot):
+            continue
+        subject = f"pid {leader.process.pid}"
+        title = program_of(leader.process)
+        if leader.port in limits.ports and leader.same_network:
+            text = f"{subject} is an SGLang launcher for port {leader.port}: {title}"
             result.append(Reason("server_running", text, subject))
+        elif limits.ports and None in (leader.port, leader.same_network) and leader.same_network is not False:
+            text = f"{subject} is an SGLang launcher whose port can't be told ({title}); it may be for one of ours"
+            result.append(Reason("server_port_unknown", text, subject, means="unknown"))
+        elif limits.expected_gpus != 0:
+            result += _starting(leader, facts)
     return result
 
 
-def _elsewhere(process: Process, snapshot: Snapshot) -> bool:
-    container = container_of(process) or ""
-    return container.startswith("lxc:") and container != snapshot.own_container
+def _starting(leader: Leader, facts: Facts) -> list[Reason]:
+    """A server that is still importing holds no GPU yet, for up to a minute; then it takes those that it sees."""
+    snapshot = facts.snapshot
+    family = {leader.process.pid, *descendants(leader.process.pid, snapshot.processes)}
+    if any(one.pid in family for found in snapshot.holders.values() for one in found.holders):
+        return []
+    names = [name for name in (leader.visible_devices or "").split(",") if name]
+    aimed = [gpu.label for gpu in snapshot.gpus if any(names_gpu(gpu, name) for name in names)]
+    if leader.visible_devices is not None and not aimed:
+        return []
+    subject = f"pid {leader.process.pid}"
+    where = ", ".join(aimed) or "whichever GPUs it sees"
+    text = f"{subject} is an SGLang launcher that holds no GPU yet and may take {where} ({program_of(leader.process)})"
+    return [Reason("server_starting", text, subject, "required" if aimed else "warning")]
 
 
 def _not_visible(facts: Facts, limits: Limits) -> list[Reason]:

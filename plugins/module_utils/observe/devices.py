@@ -118,7 +118,7 @@ def _scan_process(scanner: _Scanner, process: Process, tallies: dict[int, _Tally
     # A zombie leader with living threads shows nothing of its own; its threads still have all of it.
     tids = _tids(base) if process.threads > 1 else []
     zombie = process.state == "Z"
-    roots = [f"{base}/task/{tid}" for tid in tids if not zombie or tid != process.pid][:1] if zombie else [base]
+    roots = [f"{base}/task/{tid}" for tid in tids if tid != process.pid][:1] if zombie else [base]
     complete = bool(roots)
     for root in roots:
         complete = _scan_maps(scanner, base, root, tallies) and complete

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import typing as t
 from xml.etree import ElementTree
 
 from ..model import Gpu, GpuHealth, GpuMemory, GpuReading, NvmlProcess, Problem
 from ..spawn import run_bounded
-from .nvml import kernel_module_version
+from .nvml import is_simulated, kernel_module_version
 
 NO_ANSWER = ("N/A", "[N/A]", "ERR!", "[ERR!]", "Unknown Error", "[Unknown Error]", "GPU requires reset", "Requested")
 RECOVERY_WORDS = {"none": "none", "reset": "reset", "reboot": "node reboot", "drain p2p": "drain P2P"}
@@ -23,7 +24,7 @@ def read_by_nvidia_smi(deadline_s: float, proc: str = "/proc", command: str = "n
     kernel_version = kernel_module_version(proc)
     done = run_bounded([command, "-q", "-x"], deadline_s)
     if done.error is not None:
-        text = f"{command} could not be run ({done.error}) and no nvidia-ml-py is installed for this interpreter"
+        text = f"{command} could not be run: {done.error}"
         return _failed(Problem("nvidia-smi", None, text), kernel_version)
     if done.timed_out:
         text = f"{command} gave no answer within {deadline_s:g} s: the driver hangs"
@@ -31,8 +32,22 @@ def read_by_nvidia_smi(deadline_s: float, proc: str = "/proc", command: str = "n
     reading = parse_xml(done.stdout)
     if reading is None or done.rc != 0:
         words = " ".join((done.stdout + " " + done.stderr).split())[:300]
-        return _failed(Problem("nvidia-smi", done.rc, f"exit {done.rc}: {words}"), kernel_version)
-    return dataclasses.replace(reading, kernel_module_version=kernel_version)
+        found = re.search(r"NVML library version: (\d+(?:\.\d+)+)", words)
+        failed = _failed(Problem("nvidia-smi", done.rc, f"exit {done.rc}: {words}"), kernel_version)
+        return dataclasses.replace(failed, nvml_version=found.group(1) if found else None)
+    library = library_by_environment()
+    return dataclasses.replace(
+        reading,
+        kernel_module_version=kernel_version,
+        library=library,
+        simulated=library is not None and is_simulated(library, kernel_version),
+    )
+
+
+def library_by_environment(name: str = "libnvidia-ml.so.1") -> t.Optional[str]:
+    """The NVML library that LD_LIBRARY_PATH makes nvidia-smi load, if any: it may be no driver's."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return next((path for folder in folders if folder and os.path.exists(path := f"{folder}/{name}")), None)
 
 
 def parse_xml(text: str) -> t.Optional[GpuReading]:
@@ -44,9 +59,16 @@ def parse_xml(text: str) -> t.Optional[GpuReading]:
     if root.tag != "nvidia_smi_log":
         return None
     gpus = tuple(_gpu(index, node) for index, node in enumerate(root.findall("gpu")))
+    attached = _number(_value(root, "attached_gpus"))
+    problems: tuple[Problem, ...] = ()
+    if attached is not None and attached != len(gpus):
+        # The GPUs bear no index here: where one is left out, the others can't be told by theirs.
+        text = f"nvidia-smi shows {len(gpus)} of {attached} attached GPUs, so which is which is not known"
+        problems = (Problem("nvidia-smi", None, text),)
     return GpuReading(
         source="nvidia-smi",
-        gpus=gpus,
+        gpus=None if problems else gpus,
+        problems=problems,
         driver_version=_value(root, "driver_version"),
         cuda_driver_version=_value(root, "cuda_version"),
     )
@@ -57,7 +79,7 @@ def merge_memory(reading: GpuReading, smi: GpuReading) -> GpuReading:
     by_uuid = {gpu.uuid: gpu.memory for gpu in smi.gpus or () if gpu.uuid and gpu.memory}
 
     def better(gpu: Gpu) -> Gpu:
-        found = by_uuid.get(gpu.uuid)
+        found = by_uuid.get(gpu.uuid or "")
         if gpu.memory is None or gpu.memory.api != "v1" or found is None or found.used_mib is None:
             return gpu
         return dataclasses.replace(gpu, memory=found)

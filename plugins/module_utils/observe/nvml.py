@@ -13,6 +13,7 @@ used 0 and reserved 615.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import stat
@@ -56,9 +57,12 @@ def read_gpus(deadline_s: float = 10.0, proc: str = "/proc") -> GpuReading:
     reading = read_by_nvml(deadline_s, proc)
     if reading is None:
         reading = read_by_nvidia_smi(deadline_s, proc)
+        if reading.gpus is None:
+            text = "no nvidia-ml-py is installed for this interpreter by root, so nvidia-smi was asked"
+            reading = dataclasses.replace(reading, problems=(Problem("nvml", None, text), *reading.problems))
     elif any(gpu.memory is not None and gpu.memory.api == "v1" for gpu in reading.gpus or ()):
         reading = merge_memory(reading, read_by_nvidia_smi(deadline_s, proc))
-    return _replace_seconds(reading, round(time.monotonic() - started, 3))
+    return dataclasses.replace(reading, seconds=round(time.monotonic() - started, 3))
 
 
 def read_by_nvml(deadline_s: float, proc: str = "/proc") -> t.Optional[GpuReading]:
@@ -128,12 +132,6 @@ def is_simulated(library: t.Optional[str], kernel_version: t.Optional[str]) -> b
     return not real.startswith(("/usr/lib", "/lib"))
 
 
-def _replace_seconds(reading: GpuReading, seconds: float) -> GpuReading:
-    import dataclasses
-
-    return dataclasses.replace(reading, seconds=seconds)
-
-
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +163,11 @@ def _query(proc: str) -> dict[str, t.Any]:
     before = len(asker.problems)
     asker.ask("nvmlInit")
     if len(asker.problems) > before:
-        return {"problems": asker.problems, "gpus": None, "library": _loaded_library()}
+        # The library tells its own version without nvmlInit, and its file is named after it: a mismatch can be named.
+        library = _loaded_library()
+        version = _text(_Asker(pynvml).ask("nvmlSystemGetNVMLVersion")) or version_of_file(library)
+        failed: dict[str, t.Any] = {"problems": asker.problems, "gpus": None, "library": library, "nvml_version": version}
+        return failed
     result: dict[str, t.Any] = {
         "library": _loaded_library(),
         "driver_version": _text(asker.ask("nvmlSystemGetDriverVersion")),
@@ -293,8 +295,10 @@ def _recovery_action(asker: _Asker, handle: t.Any) -> t.Optional[int]:
 def _query_mig(nvml: types.ModuleType, handle: t.Any) -> list[dict[str, t.Any]]:
     """Each MIG instance by itself: a query that fails on one says nothing of the others."""
     asker = _Asker(nvml)
-    slots = asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-    result = []
+    slots = asker.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
+    result: list[dict[str, t.Any]] = []
+    if slots is None:
+        return [{"uuid": None, "memory": None, "processes": None, "errors": asker.problems}]
     for slot in range(slots):
         inner = _Asker(nvml)
         try:
@@ -323,6 +327,12 @@ def _loaded_library() -> t.Optional[str]:
         if os.path.basename(path).startswith("libnvidia-ml.so"):
             return path
     return None
+
+
+def version_of_file(library: t.Optional[str]) -> t.Optional[str]:
+    """The driver's version that a library file (libnvidia-ml.so.580.159.04) is named after."""
+    found = re.search(r"\.so\.(\d+\.\d+(?:\.\d+)?)$", os.path.realpath(library)) if library else None
+    return found.group(1) if found else None
 
 
 def _text(value: t.Any) -> t.Optional[str]:
