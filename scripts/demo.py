@@ -129,6 +129,9 @@ class Playbooks:
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_FORCE_COLOR": "1" if sys.stdout.isatty() else "0",
             "PYTHONUNBUFFERED": "1",
+            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
+            # ansible-core 2.21 warns of its own plugin loader where it copies a host's variables.
+            "ANSIBLE_DEPRECATION_WARNINGS": "0",
         }
 
     def value(self, expression: str) -> t.Any:
