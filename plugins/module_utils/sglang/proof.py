@@ -58,7 +58,8 @@ def chat(endpoint: Endpoint, model: str, deadline_s: float) -> Response:
         "model": model,
         "messages": [{"role": "user", "content": _PROMPT}],
         "max_tokens": _CHAT_TOKENS,
-        "temperature": 0,
+        # Some templates think only when asked to; the others pass over this.
+        "chat_template_kwargs": {"thinking": True, "enable_thinking": True},
     }
     return request(endpoint, "POST", "/v1/chat/completions", deadline_s, body)
 
@@ -91,6 +92,7 @@ def judge_reasoning(answer: Response) -> Reasoning:
         message = data["choices"][0]["message"]
         thought, content = message.get("reasoning_content"), message.get("content")
         reason = data["choices"][0].get("finish_reason")
+        usage = data.get("usage") or {}
     except (TypeError, KeyError, IndexError, AttributeError):
         return Reasoning("unknown", "the answer has no message", answer.seconds)
     if isinstance(thought, str) and thought.strip():
@@ -98,6 +100,9 @@ def judge_reasoning(answer: Response) -> Reasoning:
         if not content and reason != "length":
             words += "; content is empty though the answer is complete: the whole answer was taken for reasoning"
         return Reasoning("separated", words, answer.seconds)
+    counted = usage.get("reasoning_tokens")
+    if not content and isinstance(counted, int) and counted > 0:
+        return Reasoning("separated", f"{counted} tokens were counted as reasoning; they hold no text", answer.seconds)
     where = "the chain of thought stands in content" if "think" in str(content).lower() else "content is all there is"
     return Reasoning(
         "missing", f"reasoning_content is {thought!r} and {where}: no reasoning parser works", answer.seconds

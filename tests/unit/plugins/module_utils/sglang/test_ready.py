@@ -29,7 +29,8 @@ def tokens(count: t.Any = 4, **meta: t.Any) -> Response:
 
 
 def chat(**message: t.Any) -> Response:
-    body = {"choices": [{"message": message, "finish_reason": message.pop("finish_reason", "stop")}]}
+    usage = {"reasoning_tokens": message.pop("reasoning_tokens", None)}
+    body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
     return Response(200, json.dumps(body).encode(), 0.5)
 
 
@@ -195,6 +196,9 @@ def test_health_that_stays_503_is_a_timeout() -> None:
         (chat(reasoning_content=None, content="<think>hm</think>5"), "missing", False),
         (chat(reasoning_content="  ", content="5"), "missing", False),
         (chat(content="5"), "missing", False),
+        (chat(reasoning_content=None, content="", reasoning_tokens=9), "separated", True),
+        (chat(reasoning_content=None, content="", reasoning_tokens=0), "missing", False),
+        (chat(reasoning_content=None, content="5", reasoning_tokens=9), "missing", False),
         (SILENT, "unknown", False),
         (Response(200, b"{}", 0.1), "unknown", False),
         (Response(200, b'{"choices": [{"message": null}]}', 0.1), "unknown", False),
