@@ -150,7 +150,7 @@ def gpu_lines(teardown: t.Any, clean: t.Any) -> list[str]:
         return []
     columns = [
         Column("GPU"),
-        Column("Name", 34),
+        Column("Name", 24),
         Column("Before MiB", right=True),
         Column("After MiB", right=True),
         Column("At verdict", right=True),

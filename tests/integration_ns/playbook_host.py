@@ -11,14 +11,16 @@ host.run("relaunch.yml").check()
 from __future__ import annotations
 
 import json
+import os
 import sys
 import typing as t
 from pathlib import Path
 
 from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Gpu, Hold, NvmlDouble
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
-from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
-from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun, run_playbook
+from ansible_collections.cleanslate.sglang.tests.harness.devices import LOOP_MAJOR
+from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace, NsProcess
+from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun, playbook_env, run_playbook
 from ansible_collections.cleanslate.sglang.tests.harness.standin import environment as standin_environment
 
 PLAYBOOK_DEADLINE_S = 240
@@ -51,6 +53,14 @@ class PlaybookHost:
             Hold(0, HELD_MIB, title="sglang::scheduler_TP0"),
             Hold(1, HELD_MIB, title="sglang::scheduler_TP1"),
         )
+
+    def follow_mappings(self, nodes: t.Sequence[Path]) -> None:
+        """The GPUs are these device nodes, and their memory belongs to whoever has them mapped readable."""
+        self.nvml.write(
+            *(Gpu(index, minor=os.minor(os.stat(node).st_rdev)) for index, node in enumerate(nodes)),
+            *(Hold(index, HELD_MIB, device=str(node), id=f"gpu{index}") for index, node in enumerate(nodes)),
+        )
+        self.variables["sglang_device_major"] = LOOP_MAJOR
 
     def server(self, name: str, port: int, **settings: t.Any) -> dict[str, t.Any]:
         """A stand-in server's entry in sglang_servers."""
@@ -110,6 +120,18 @@ class PlaybookHost:
             check=check,
             ns=self.ns,
         )
+
+    def start(self, playbook: str, output: Path) -> NsProcess:
+        """Start one of our playbooks inside the namespace, in a session of its own, and don't wait for it."""
+        assert self.ns is not None
+        argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(ROOT / "playbooks" / playbook)]
+        argv += ["-i", str(self.inventory())]
+        return self.ns.popen(argv, {**playbook_env(self.directory), "PYTHONUNBUFFERED": "1"}, detached=True, output=output)
+
+    def record(self, name: str) -> dict[str, t.Any]:
+        """The record of a server's last launch."""
+        text = (self.directory / "state" / name / "current.json").read_text()
+        return t.cast("dict[str, t.Any]", json.loads(text))
 
 
 def summary_of(run: PlaybookRun) -> str:
