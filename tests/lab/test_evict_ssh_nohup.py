@@ -1,8 +1,8 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A server started by ``ssh host 'nohup python -m sglang.launch_server ... &'`` shares its cgroup with sshd's session and
-the operator's shells: only its own processes go.
+"""A server started by ``ssh host 'nohup python -m sglang.launch_server ... &'`` shares its cgroup with sshd's session
+and the operator's shells: only its own processes go.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def test_only_the_server_goes(box: Container, gpus: Gpus, tmp_path: Path, logind
     if not logind:
         # Then sessions have no scope: all of them, and the server, live in the cgroup of ssh.service.
         box.run(["systemctl", "mask", "--runtime", "--now", "systemd-logind.service"], 30).check()
-    start = f"SGLANG_STANDIN_DEVICES=/dev/nvidia0,/dev/nvidia1 nohup {shlex.join(standin_argv(PORT))} >server.log 2>&1 &"
+    start = (
+        f"SGLANG_STANDIN_DEVICES=/dev/nvidia0,/dev/nvidia1 nohup {shlex.join(standin_argv(PORT))} >server.log 2>&1 &"
+    )
     # The session from which the server is started stays open, with a shell and a job in it; a second one as well.
     with (
         operator_session(box, f"{start} sleep 3000; true"),

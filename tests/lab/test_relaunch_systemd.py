@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""relaunch.yml by ssh against a host with systemd: the unit that it writes, and the relaunch of a server that it made."""
+"""relaunch.yml by ssh against a host with systemd: the unit that it writes, and the relaunch of its own servers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_launch_and_relaunch_with_a_changed_flag(box: Container, gpus: Gpus, tmp
     text = (box.root / "etc/systemd/system" / UNIT).read_text()
     for line in ("KillMode=mixed", f"User={SERVER_USER}", "Restart=no", "LimitMEMLOCK=infinity"):
         assert f"\n{line}\n" in text, text
-    shown = unit_state(box, UNIT, "UnitFileState", "TimeoutStopUSec", "RuntimeDirectory", "Environment", "KillMode", "LimitMEMLOCK")
+    shown = unit_state(
+        box, UNIT, "UnitFileState", "TimeoutStopUSec", "RuntimeDirectory", "Environment", "KillMode", "LimitMEMLOCK"
+    )
     assert shown["UnitFileState"] == "static" and shown["KillMode"] == "mixed"
     assert f"TMPDIR=/run/{shown['RuntimeDirectory']}" in shown["Environment"]
     process = box.processes()[old]
