@@ -31,8 +31,8 @@ attributes:
   idempotent:
     support: none
     details:
-      - A start is a change, and a server that runs already is an error. See O(wanted) of
-        M(cleanslate.sglang.server_info) for leaving a server alone that is as wanted.
+      - A start is a change, and a server that runs already is an error. Whether it may be left alone as it is says
+        M(cleanslate.sglang.server_info) with O(cleanslate.sglang.server_info#module:wanted).
 options:
   name:
     description:
