@@ -167,18 +167,16 @@ static bool add_single(Clients *clients, const State *state, const Hold *hold) {
     return record(directory, name, "seen") && add_releasing(clients, hold, directory);
 }
 
-static bool matches(const Hold *hold, long long pid, dev_t device) {
-    if (!process_alive(pid, 0))
-        return false;
+static bool matches(const Hold *hold, long long pid, dev_t device, OtherFiles *others) {
     switch (hold->source) {
     case BY_TITLE:
-        return process_has_title(pid, hold->match, false);
+        return process_has_title(pid, hold->match, false) && process_alive(pid, 0);
     case BY_TITLE_IS:
-        return process_has_title(pid, hold->match, true);
+        return process_has_title(pid, hold->match, true) && process_alive(pid, 0);
     case BY_DEVICE:
-        return process_maps_device(pid, device);
+        return process_maps_device(pid, device, others) && process_alive(pid, 0);
     default:
-        return process_opens_device(pid, device);
+        return process_opens_device(pid, device) && process_alive(pid, 0);
     }
 }
 
@@ -201,10 +199,13 @@ static bool add_matching(Clients *clients, const State *state, const Hold *hold)
     int count = process_list(&pids), found = 0;
     if (count < 0)
         return false;
-    for (int i = 0; i < count; i++)
-        if (matches(hold, pids[i], device))
+    OtherFiles *others = calloc(1, sizeof *others);
+    for (int i = 0; others != NULL && i < count; i++)
+        if (matches(hold, pids[i], device, others))
             pids[found++] = pids[i];
-    if (hold->release_ms)
+    good = others != NULL;
+    free(others);
+    if (good && hold->release_ms)
         good = side_directory(state, directory, sizeof directory);
     bool added = false;
     for (int i = 0; good && i < found; i++) {

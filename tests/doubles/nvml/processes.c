@@ -82,22 +82,50 @@ static long long living_thread(long long pid) {
     return found;
 }
 
-bool process_has_title(long long pid, const char *title, bool whole) {
-    char path[PATH], text[4096];
-    snprintf(path, sizeof path, "/proc/%lld/cmdline", living_thread(pid));
+static ssize_t read_cmdline(long long pid, char *text, size_t size) {
+    char path[PATH];
+    snprintf(path, sizeof path, "/proc/%lld/cmdline", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return false;
-    ssize_t length = read(fd, text, sizeof text - 1);
+        return -1;
+    ssize_t length = read(fd, text, size - 1);
     close(fd);
+    text[length > 0 ? length : 0] = 0;
+    return length;
+}
+
+bool process_has_title(long long pid, const char *title, bool whole) {
+    char text[4096];
+    ssize_t length = read_cmdline(pid, text, sizeof text);
+    if (length == 0) {
+        /* A kernel thread, or a zombie leader. */
+        long long thread = living_thread(pid);
+        length = thread == pid ? 0 : read_cmdline(thread, text, sizeof text);
+    }
     if (length <= 0)
         return false;
-    text[length] = 0;
     if (!whole)
         return !strncmp(text, title, strlen(title));
     for (size_t end = strlen(text); end > 0 && text[end - 1] == ' ';)
         text[--end] = 0;
     return !strcmp(text, title);
+}
+
+static unsigned long long file_key(const char *dev, unsigned long long inode) {
+    unsigned long long hash = 14695981039346656037ULL ^ inode * 0x9E3779B97F4A7C15ULL;
+    for (; *dev; dev++)
+        hash = (hash ^ (unsigned char)*dev) * 1099511628211ULL;
+    return hash ? hash : 1;
+}
+
+/* The place of this key, or the free one where it would go; NULL: the table is full and the key isn't in it. */
+static unsigned long long *find_key(OtherFiles *others, unsigned long long key) {
+    const unsigned room = sizeof others->keys / sizeof *others->keys;
+    unsigned at = (unsigned)(key % room);
+    for (unsigned steps = 0; steps < room; steps++, at = (at + 1) % room)
+        if (others->keys[at] == key || !others->keys[at])
+            return &others->keys[at];
+    return NULL;
 }
 
 /* A lab's nodes may be block devices: many of them can be mapped without a GPU. */
@@ -113,11 +141,9 @@ static bool is_device_by_path(long long pid, const char *file, unsigned long lon
     return !stat(path, &status) && status.st_ino == inode && is_node(&status, device);
 }
 
-bool process_maps_device(long long pid, dev_t device) {
+bool process_maps_device(long long pid, dev_t device, OtherFiles *others) {
     char path[PATH], range[64], rights[8], dev[16], *text = NULL;
     unsigned long long inode;
-    struct { char dev[16]; unsigned long long inode; } checked[512];
-    int checked_count = 0;
     size_t size = 0;
     bool found = false;
     pid = living_thread(pid);
@@ -129,19 +155,15 @@ bool process_maps_device(long long pid, dev_t device) {
         int offset = 0;
         if (sscanf(text, "%63s %7s %*s %15s %llu %n", range, rights, dev, &inode, &offset) != 4 || !inode)
             continue;
-        bool repeated = rights[0] != 'r';
-        for (int i = 0; i < checked_count && !repeated; i++)
-            repeated = checked[i].inode == inode && !strcmp(checked[i].dev, dev);
-        if (repeated)
+        unsigned long long key = file_key(dev, inode), *place = find_key(others, key);
+        if (rights[0] != 'r' || (place != NULL && *place == key))
             continue;
         struct stat status;
         snprintf(path, sizeof path, "/proc/%lld/map_files/%s", pid, range);
         if (!stat(path, &status)) {
             found = is_node(&status, device);
-            if (checked_count < 512) {
-                memcpy(checked[checked_count].dev, dev, sizeof dev);
-                checked[checked_count++].inode = inode;
-            }
+            if (!found && place != NULL)
+                *place = key;
         } else if (errno == EPERM || errno == EACCES) {
             text[strcspn(text, "\n")] = 0;
             found = is_device_by_path(pid, text + offset, inode, device);

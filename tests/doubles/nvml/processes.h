@@ -21,8 +21,14 @@ long long process_parent(long long pid);
 /* The command line as one title (its first string), compared from the start or as a whole. */
 bool process_has_title(long long pid, const char *title, bool whole);
 
+/* Files already found to be no device of interest, by a hash of file system and inode: most mappings are shared
+ * libraries, the same ones in all processes. */
+typedef struct {
+    unsigned long long keys[8192];
+} OtherFiles;
+
 /* A readable mapping of this device number: what a CUDA context leaves, unlike a write-only doorbell. */
-bool process_maps_device(long long pid, dev_t device);
+bool process_maps_device(long long pid, dev_t device, OtherFiles *others);
 
 bool process_opens_device(long long pid, dev_t device);
 

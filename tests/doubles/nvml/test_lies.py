@@ -30,6 +30,7 @@ from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import (
     NvmlDouble,
     System,
     Variant,
+    install,
 )
 
 MIB = 1024 * 1024
@@ -486,3 +487,38 @@ def test_environment_names_library_state_and_tool(nvml: NvmlDouble) -> None:
     assert Path(env["LD_LIBRARY_PATH"].split(":")[0], "libnvidia-ml.so.1").is_file()
     assert os.access(Path(env["PATH"].split(":")[0], "nvidia-smi"), os.X_OK)
     assert "PATH" not in nvml.env(smi=False)
+
+
+# ---- without the environment ----
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts over /run in a namespace of its own, which only root may")
+def test_the_default_place_of_the_state(nvml: NvmlDouble) -> None:
+    nvml.write(Gpu(0, extra_mib=321))
+    inside = (
+        "mount -t tmpfs tmpfs /run && mkdir /run/cleanslate-nvml-double && "
+        'cp "$STATE" /run/cleanslate-nvml-double/state && exec "$@"'
+    )
+    script = (
+        "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\n"
+        "print(n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used >> 20)"
+    )
+    env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(nvml.library_dir), "STATE": str(nvml.state)}
+    argv = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, "-c", script]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.stdout, done.stderr) == ("321\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="ldconfig changes its root, which only root may")
+def test_installed_it_is_in_the_loaders_path(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "ld.so.conf").write_text("/usr/local/lib\n")
+    install(tmp_path, python="/opt/venv/bin/python")
+    known = subprocess.run(
+        ["ldconfig", "-r", str(tmp_path), "-p"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    )
+    assert "libnvidia-ml.so.1 (libc6,x86-64) => /usr/local/lib/libnvidia-ml.so.1" in known.stdout
+    tool = tmp_path / "usr/local/bin/nvidia-smi"
+    assert tool.read_text().startswith("#!/opt/venv/bin/python\n")
+    assert os.access(tool, os.X_OK)
+    assert (tmp_path / "run/cleanslate-nvml-double").is_dir()
