@@ -296,18 +296,15 @@ def _flat(mapping: Result) -> str:
 
 def _outcome(results: Result) -> str:
     """The last step that ran decides; a step that gave no result is a failure."""
-    verify, launch, clean, teardown = (results.get(key) for key in ("verify", "launch", "clean", "teardown"))
-    if _ran(verify):
-        return "SERVING" if verify.get("ready") is True else "FAILED: it does not serve"  # type: ignore[union-attr]
-    if _ran(launch):
-        return "FAILED: it was started, not proved" if launch.get("launch_id") else "FAILED: it was not started"  # type: ignore[union-attr]
-    if _ran(clean):
-        return (
-            "FAILED: interrupted before the start"
-            if clean.get("verdict") == "clean"
-            else f"FAILED: not clean ({clean.get('verdict') or UNKNOWN})"
-        )  # type: ignore[union-attr]
-    if _ran(teardown):
+    if _ran(results.get("verify")):
+        return "SERVING" if _map(results, "verify").get("ready") is True else "FAILED: it does not serve"
+    if _ran(results.get("launch")):
+        started = _map(results, "launch").get("launch_id")
+        return "FAILED: it was started, not proved" if started else "FAILED: it was not started"
+    if _ran(results.get("clean")):
+        verdict = _map(results, "clean").get("verdict") or UNKNOWN
+        return "FAILED: broken off before the start" if verdict == "clean" else f"FAILED: not clean ({verdict})"
+    if _ran(results.get("teardown")):
         return "FAILED: the eviction did not succeed"
     return "FAILED: nothing was done"
 
@@ -400,9 +397,9 @@ def _host_line(host: str, info: Result) -> list[str]:
         f"driver {cell(info.get('driver_version'))}, by {cell(info.get('source'))}",
         f"{cell(scan.get('processes'))} processes looked at" + (f", {blind} of them unreadable" if blind else ""),
     ]
-    problems = [cell(each.get("message")) for each in _list(info, "problems") if isinstance(each, t.Mapping)]
+    noticed = [cell(each.get("message")) for each in _list(info, "problems") if isinstance(each, t.Mapping)]
     lines = paragraph(f"{host}: " + "; ".join(parts))
-    for problem in problems:
+    for problem in noticed:
         lines += paragraph(problem, "problem: ", indent=2)
     return lines
 

@@ -126,7 +126,8 @@ class PlaybookHost:
         assert self.ns is not None
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(ROOT / "playbooks" / playbook)]
         argv += ["-i", str(self.inventory())]
-        return self.ns.popen(argv, {**playbook_env(self.directory), "PYTHONUNBUFFERED": "1"}, detached=True, output=output)
+        env = {**playbook_env(self.directory), "PYTHONUNBUFFERED": "1"}
+        return self.ns.popen(argv, env, detached=True, output=output)
 
     def record(self, name: str) -> dict[str, t.Any]:
         """The record of a server's last launch."""

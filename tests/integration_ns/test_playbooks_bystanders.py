@@ -73,7 +73,7 @@ def state(ns: Namespace, pid: int) -> str:
 
 
 def test_the_operator_who_started_a_server_by_hand_lives_on(ns: Namespace, tmp_path: Path, nodes: list[Path]) -> None:
-    """`ssh host 'nohup python -m sglang.launch_server ...'`: the operator's other processes are no part of the server."""
+    """`ssh host 'nohup python -m sglang.launch_server ...'`: the operator's other processes are left alone."""
     host = PlaybookHost(tmp_path, ns)
     host.follow_mappings(nodes)
     host.servers = [host.server("demo", 31000, gpus=[0])]

@@ -27,7 +27,7 @@ def host(ns: Namespace, tmp_path: Path) -> PlaybookHost:
 
 
 def test_start_then_a_changed_flag_then_nothing_to_change(host: PlaybookHost, ns: Namespace) -> None:
-    """From nothing to serving; with another flag; a third run leaves the healthy server alone; then it is taken down."""
+    """From nothing to serving; with another flag; a third run leaves it alone; then it is taken down."""
     first = summary_of(host.run("relaunch.yml").check())
     assert "demo on gpu01: SERVING" in first
     assert "nothing_to_do" in first
