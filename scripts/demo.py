@@ -218,7 +218,10 @@ def simulated_gpus(work: Path) -> dict[str, str]:
         return {}
     from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Gpu, Hold, NvmlDouble
 
-    double = NvmlDouble(directory=work / "nvml")
+    try:
+        double = NvmlDouble(directory=work / "nvml")
+    except subprocess.CalledProcessError as error:
+        raise DemoError(f"the simulated GPUs could not be built: {error}") from None
     double.write(
         Gpu(0),
         Gpu(1),
