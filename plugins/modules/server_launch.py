@@ -24,6 +24,8 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
+    details:
+      - In check mode a server that runs already is no error, since it would have been evicted before.
   diff_mode:
     support: full
     details:
@@ -450,7 +452,7 @@ def main() -> t.NoReturn:
     try:
         request = request_from(params)
         plan = plan_launch(request, new_launch_id())
-        before = act.check_preconditions(request, read_processes(), params["unit_dir"])
+        before = act.check_preconditions(request, read_processes(), params["unit_dir"], may_run=module.check_mode)
         result: dict[str, t.Any] = {"diff": diff(before, request, plan, params["unit_dir"])} if module._diff else {}
         if module.check_mode:
             files = planned_files(request, plan, params["unit_dir"])

@@ -64,27 +64,36 @@ def choose_launcher(wanted: str, run: str = "/run") -> str:
 
 
 def check_preconditions(
-    request: LaunchRequest, processes: t.Mapping[int, Process], unit_dir: str = DEFAULT_UNIT_DIR, run: str = "/run"
+    request: LaunchRequest,
+    processes: t.Mapping[int, Process],
+    unit_dir: str = DEFAULT_UNIT_DIR,
+    run: str = "/run",
+    may_run: bool = False,
 ) -> t.Optional[Record]:
-    """Raise CleanSlateError for what would make the start fail; return the record of the launch before, if any."""
+    """Raise CleanSlateError for what would make the start fail; return the record of the launch before, if any.
+
+    ``may_run``: a server that lives now is no error, since it would be evicted before the start.
+    """
     if request.launcher == "systemd":
         _check_systemd(unit_dir, run)
     if os.geteuid() != 0 and request.account.uid != os.geteuid():
         raise NotPermitted(f"only root can start a server as {request.account.user!r}; use become, or leave user away")
     _check_paths(request)
     _check_state_dir(request.state_dir)
-    return check_not_running(request, processes)
+    return check_not_running(request, processes, may_run)
 
 
-def check_not_running(request: LaunchRequest, processes: t.Mapping[int, Process]) -> t.Optional[Record]:
-    """Raise if a process of the record lives; return the record of the launch before, if any."""
+def check_not_running(
+    request: LaunchRequest, processes: t.Mapping[int, Process], may_run: bool = False
+) -> t.Optional[Record]:
+    """Raise if a process of the record lives (unless it may); return the record of the launch before, if any."""
     reading = read_record(request.state_dir, request.name)
     if reading.problem is not None:
         raise CleanSlateError(f"{reading.problem}; look at it, then remove or mend it")
     if reading.record is None:
         return None
     alive = recorded_process(reading.record, processes, request.boot_id)
-    if alive is not None:
+    if alive is not None and not may_run:
         raise CleanSlateError(
             f"the server {request.name!r} runs already: pid {alive.pid}, launch {reading.record.launch_id}. "
             f"End it with gpu_evict (name: {request.name}) first"
