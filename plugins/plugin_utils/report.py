@@ -73,15 +73,9 @@ def why(result: t.Any) -> str:
     return "; ".join(reasons(result)) or failure(result)
 
 
-def launch_problem(result: t.Any, check: bool = False) -> str:
-    """Why a server was not started, or would not be; empty where all is well.
-
-    In check mode a server that still runs is no problem: it would have been evicted before.
-    """
-    if isinstance(result, t.Mapping) and result.get("config_hash"):
-        return ""
-    text = failure(result)
-    return "" if check and "runs already" in text else text
+def launch_problem(result: t.Any) -> str:
+    """Why a server was not started, or would not be; empty where all is well."""
+    return "" if isinstance(result, t.Mapping) and result.get("config_hash") else failure(result)
 
 
 def who(target: t.Any) -> str:

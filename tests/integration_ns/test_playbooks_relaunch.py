@@ -85,6 +85,8 @@ def test_check_mode_tells_the_plan_and_changes_nothing(host: PlaybookHost, ns: N
         "sglang::scheduler_TP1",
     ):
         assert words in text, text
+    assert "start configuration sha256:" in text, text
+    assert any("max_total_tokens" in line for line in run.stdout.splitlines() if line.startswith("+")), run.stdout
     assert (ns.living(), host.record("demo")) == before
 
 

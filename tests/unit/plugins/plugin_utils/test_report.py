@@ -1,0 +1,148 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Summaries say no more than the results do."""
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import report
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils.tables import Column, cell, duration, paragraph, table
+
+TEARDOWN: dict[str, t.Any] = {
+    "verdict": "evicted",
+    "before": [{"index": 0, "used_mib": 76109, "holders": [{"pid": 4790, "title": "sglang::scheduler_TP0"}]}],
+    "after": [{"index": 0, "used_mib": 0, "holders": []}],
+    "rungs": [{"rung": "term", "asked": [{"pid": 4711}], "left": [4711], "stayed": [], "seconds": 7.25}],
+    "ended": [{"pid": 4711, "title": "python -m sglang.launch_server", "rung": "term"}],
+    "spared": [{"pid": 900, "title": "nvidia-persistenced", "why": "GPU service"}],
+    "leftovers": {"removed": ["sglang_loads_x.shm"], "kept": [{"path": "/dev/shm/psm_1", "why": "made by any Python"}]},
+    "reasons": [],
+    "seconds": 9.9,
+}
+CLEAN: dict[str, t.Any] = {
+    "verdict": "clean",
+    "summary": "clean: 1 GPU free",
+    "reasons": [],
+    "vantage": "host",
+    "seconds": 2.0,
+}
+LAUNCH: dict[str, t.Any] = {"launch_id": "20260131T235959Z-1a2b", "pid": 5000, "config_hash": "sha256:9f86d081884c7d65"}
+READY: dict[str, t.Any] = {
+    "ready": True,
+    "verdict": "ready",
+    "pid": 5000,
+    "port": 30000,
+    "tokens": [{"dp_rank": 0, "count": 4, "seconds": 0.2}],
+    "reasoning": {"verdict": "separated"},
+    "headroom_mib": 6656,
+}
+WHOLE = {
+    "host": "gpu01",
+    "server": "chat",
+    "teardown": TEARDOWN,
+    "clean": CLEAN,
+    "launch": LAUNCH,
+    "verify": READY,
+    "total_s": 60,
+}
+
+
+def relaunch(**changes: t.Any) -> str:
+    return "\n".join(report.relaunch_lines({**WHOLE, **changes}))
+
+
+def test_a_whole_relaunch() -> None:
+    text = relaunch()
+    for words in (
+        "chat on gpu01: SERVING",
+        "76,109",
+        "pid 4790 sglang::scheduler_TP0",
+        "ended: pid 4711 python -m sglang.launch_server (rung term)",
+        "left alone: pid 900 nvidia-persistenced: GPU service",
+        "removed: sglang_loads_x.shm",
+        "kept: /dev/shm/psm_1: made by any Python",
+        "launch 20260131T235959Z-1a2b, pid 5000",
+        "4 tokens from DP rank 0 in 0.2 s, reasoning separated,",
+        "GPU headroom 6,656 MiB",
+        "total 60.0 s",
+    ):
+        assert words in text, text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"verify": {}}, "FAILED: it was started, not proved"),
+        ({"verify": {"skipped": True}}, "FAILED: it was started, not proved"),
+        ({"verify": {"msg": "Timed out"}}, "FAILED: it does not serve"),
+        ({"verify": {"ready": "true"}}, "FAILED: it does not serve"),
+        ({"verify": {}, "launch": {"msg": "no such user"}}, "FAILED: it was not started"),
+        ({"verify": {}, "launch": {}}, "FAILED: broken off before the start"),
+        ({"verify": {}, "launch": {}, "clean": {"verdict": "unknown"}}, "FAILED: not clean (unknown)"),
+        ({"verify": {}, "launch": {}, "clean": {"msg": "Timed out"}}, "FAILED: not clean (unknown)"),
+        ({"verify": {}, "launch": {}, "clean": {}}, "FAILED: the eviction did not succeed"),
+        ({"verify": {}, "launch": {}, "clean": {}, "teardown": {}}, "FAILED: nothing was done"),
+    ],
+)
+def test_only_proof_is_serving(changes: dict[str, t.Any], outcome: str) -> None:
+    assert relaunch(**changes).splitlines()[0] == f"chat on gpu01: {outcome}"
+
+
+def test_a_verdict_comes_with_its_reasons_and_warnings() -> None:
+    dirty = {
+        "verdict": "dirty",
+        "vantage": "container",
+        "simulated": True,
+        "reasons": [{"code": "held_elsewhere", "message": "GPU 0 has 602 MiB in use"}],
+        "warnings_found": [{"code": "throttled", "message": "GPU 1 is throttled"}],
+    }
+    lines = report.verdict_lines(dirty)
+    assert lines[0] == "Verdict   dirty (seen from the container, GPUs SIMULATED)"
+    assert "- GPU 0 has 602 MiB in use [held_elsewhere]" in lines[1]
+    assert "warning: GPU 1 is throttled [throttled]" in lines[2]
+    assert "no verdict: Timed out" in report.verdict_lines({"msg": "Timed out"})[0]
+
+
+def test_a_figure_that_could_not_be_read_is_unknown_not_zero() -> None:
+    teardown = {**TEARDOWN, "after": [{"index": 0, "used_mib": None}]}
+    assert "unknown" in report.gpu_lines(teardown, {})[1]
+    info = {"gpus": None, "problems": [{"message": "Driver Not Loaded"}]}
+    assert "GPUs unknown: Driver Not Loaded" in report.inspect_lines({"host": "h", "gpu_info": info})[0]
+    assert any(line.startswith("RAM: unknown") for line in report.inspect_lines({"host": "h"}))
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({"msg": "/bin/sh: 1: sudo: not found"}, "there is no sudo"),
+        ({"msg": "Missing sudo password"}, "no permission to become root"),
+        ({"unreachable": True, "msg": "Connection refused"}, "unreachable: Connection refused"),
+        (
+            {"rc": 127, "module_stderr": "/usr/bin/python9: not found"},
+            "the Python interpreter for Ansible's modules is missing",
+        ),
+        ({"msg": "GPU 9 is not there"}, "GPU 9 is not there"),
+        ({}, "it did not run"),
+        ({"failed": True}, "it failed without a message"),
+    ],
+)
+def test_failures_in_words(result: dict[str, t.Any], words: str) -> None:
+    assert report.failure(result).startswith(words)
+
+
+def test_tables() -> None:
+    lines = table(
+        [Column("A"), Column("Number", right=True), Column("Text", 10)],
+        [["x", 1200, "one two three"], ["yy", None, ""]],
+    )
+    assert lines == ["A    Number  Text", "x     1,200  one two", "             three", "yy  unknown"]
+    assert cell([1, None, True]) == "1, unknown, yes"
+    assert paragraph("one two three", "label: ", width=14) == ["label: one two", "       three"]
+    assert [duration(value) for value in (None, 59, 3599, 86399, 90000)] == [
+        "unknown", "59 s", "59 min 59 s", "23 h 59 min", "1 d 1 h",
+    ]  # fmt: skip
