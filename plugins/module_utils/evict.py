@@ -166,7 +166,7 @@ def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
     codes = {reason.code for reason in climber.report.reasons if reason.severity == "required"}
     if check_mode:
         return "planned" if planned else "unknown" if codes else "nothing_to_do"
-    if codes - {"memory_unknown", "gpus_unknown", "scan_incomplete"}:
+    if codes - {"memory_unknown", "gpus_unknown", "scan_incomplete", "server_unknown"}:
         return "failed"
     if codes:
         return "unknown"

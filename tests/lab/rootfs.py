@@ -105,6 +105,8 @@ def populate(root: Path, hostname: str, public_key: Path) -> str:
     # What an ssh session of root finds must not be the machine's own settings.
     for name in (".bashrc", ".profile", ".bash_profile", ".ssh/rc"):
         _replace(root / "root" / name, "")
+    # What the machine itself has launched is no business of the container.
+    shutil.rmtree(root / "var/lib/cleanslate", ignore_errors=True)
     _sglang(root)
     _nvml(root)
     return host_key

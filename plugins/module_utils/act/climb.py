@@ -21,7 +21,7 @@ from ..decide.gpus import baseline_for
 from ..decide.holders import killable
 from ..decide.ports import program_of
 from ..decide.protected import protected_why
-from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, nearest_leaders, select
+from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, elsewhere, nearest_leaders, select
 from ..model import GpuReading, Process, Reason
 from ..observe import nvml
 from ..observe.look import LookOptions, holds_now, look, look_with, still_listed
@@ -414,8 +414,9 @@ class Climber:
         return True
 
     def _report_blind(self, snapshot: Snapshot) -> None:
-        """Where holders were to be found, not having seen them is no success."""
+        """Where a server or holders were to be found, not having seen them is no success."""
         scope = self.request.scope
+        self._report_unplaced(snapshot)
         if self.options.without_gpus or scope == "server" or (scope == "sglang" and not self.request.devices):
             return
         if snapshot.reading.gpus is None:
@@ -430,6 +431,24 @@ class Climber:
             pids = ", ".join(map(str, blind[:6]))
             text = f"{len(blind)} processes can't be looked into (pid {pids}): run as root to see whether they hold a GPU"
             self._reason("scan_incomplete", text, "processes")
+
+    def _report_unplaced(self, snapshot: Snapshot) -> None:
+        """Launchers of which it can't be told whether they are the server of the wanted port."""
+        port = self.request.port or (self.request.record.port if self.request.record else None)
+        selected = {process.key for process in self.memory.leaders}
+        for leader in snapshot.leaders:
+            unknown = None in (leader.port, leader.same_network) and leader.same_network is not False
+            if port is None or not unknown or leader.port not in (None, port):
+                continue
+            if leader.process.key in selected or elsewhere(leader.process, snapshot):
+                continue
+            what = "its port can't be read" if leader.port is None else "its network namespace can't be read"
+            subject = f"pid {leader.process.pid}"
+            text = (
+                f"{subject} ({program_of(leader.process)}) may be the server of port {port}: {what}. Run as root, or name "
+                f"its unit"
+            )
+            self._reason("server_unknown", text, subject)
 
     def _report_stayed(self, selection: Selection) -> None:
         stated = {reason.subject for reason in self.report.reasons}
