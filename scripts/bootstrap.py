@@ -314,11 +314,13 @@ def make_engine() -> None:
     python = find_interpreter(ENGINE_PYTHONS)
     if python is None:
         raise BootstrapError(f"engine: no working Python {' or '.join(ENGINE_PYTHONS)} with venv on this machine")
-    torch = shlex.split(os.environ.get("CLEANSLATE_TORCH_SPEC", "")) or ["-r", str(REQUIREMENTS / "torch.txt")]
+    spec = os.environ.get("CLEANSLATE_TORCH_SPEC", "")
+    torch = shlex.split(spec) or ["-r", str(REQUIREMENTS / "torch.txt")]
     requirements = REQUIREMENTS / "engine.txt"
     shim = ROOT / "engine" / "shims" / "torchvision"
-    torch_text = (REQUIREMENTS / "torch.txt").read_text()
-    key = digest("1", str(python), *torch, torch_text, requirements.read_text(), (shim / "__init__.py").read_text())
+    torch_text = spec or (REQUIREMENTS / "torch.txt").read_text()
+    # By content, not by path: every checkout of this version shares one engine.
+    key = digest("2", str(python), torch_text, requirements.read_text(), (shim / "__init__.py").read_text())
     with built_once("engine", key) as target:
         if target:
             say(f"engine: SGLang for the CPU on {python}; this loads about 1 GB")
