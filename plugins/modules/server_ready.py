@@ -226,6 +226,11 @@ headroom_mib:
   returned: always
   type: int
   sample: 6656
+max_total_num_tokens:
+  description: The size of the KV cache in tokens, as the log says it. V(null) if it doesn't.
+  returned: always
+  type: int
+  sample: 231120
 log_tail:
   description: The last lines of the launch's log, redacted. V(null) if it can't be read.
   returned: always
@@ -376,6 +381,7 @@ def result_of(readiness: Readiness, record: Record, port: int, redactor: Redacto
         "tokens": redactor.data(to_json(readiness.tokens)),
         "reasoning": redactor.data(to_json(readiness.reasoning)),
         "headroom_mib": readiness.headroom_mib,
+        "max_total_num_tokens": readiness.total_tokens,
         "log_tail": tail,
         "seconds": readiness.seconds,
     }

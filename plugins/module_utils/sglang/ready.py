@@ -17,7 +17,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from .http import Response
-from .logs import Phase, headroom_mib, last_error, progress
+from .logs import Phase, headroom_mib, last_error, progress, total_tokens
 from .proof import Reasoning, Tokens, judge_reasoning, judge_tokens
 
 POLL_S = 1.0
@@ -92,6 +92,7 @@ class Readiness:
     tokens: tuple[Tokens, ...]
     reasoning: t.Optional[Reasoning]
     headroom_mib: t.Optional[int]
+    total_tokens: t.Optional[int]
     error: t.Optional[str]
     log: t.Optional[str]
     seconds: float
@@ -133,7 +134,7 @@ def wait_ready(eyes: Eyes, wants: Wants) -> Readiness:
                 failure = _prove(eyes, wants, found)
                 return _ended(eyes, found, "ready" if failure is None else "failed", failure, start)
         if eyes.now() + POLL_S > end:
-            return _ended(eyes, found, "timeout", _Failure(_why_not_yet(found, wants)), start)
+            return _ended(eyes, found, "timeout", _Failure(_why_not_yet(eyes, found, wants)), start)
         eyes.sleep(POLL_S)
 
 
@@ -207,10 +208,12 @@ def _judge_headroom(eyes: Eyes, wants: Wants, found: _Found) -> t.Optional[str]:
     return None
 
 
-def _why_not_yet(found: _Found, wants: Wants) -> str:
+def _why_not_yet(eyes: Eyes, found: _Found, wants: Wants) -> str:
     within = f"within {wants.deadline_s:g} s"
     if found.owner is None:
-        return f"the server did not listen {within}"
+        seen_so_far = progress(eyes.log() or "")
+        percent = "" if seen_so_far.weights_percent is None else f", {seen_so_far.weights_percent} %"
+        return f"the server did not listen {within} (phase {seen_so_far.phase}{percent})"
     health = found.health
     seen = "was not asked" if health is None else health.error or f"says {health.status}"
     return f"the server did not become ready {within}: /health {seen}"
@@ -228,6 +231,7 @@ def _ended(eyes: Eyes, found: _Found, verdict: str, failure: t.Optional[_Failure
         tokens=tuple(found.tokens),
         reasoning=found.reasoning,
         headroom_mib=found.headroom_mib,
+        total_tokens=total_tokens(log or ""),
         error=None if failure is None else _sentence(failure, log),
         log=log,
         seconds=round(eyes.now() - start, 1),

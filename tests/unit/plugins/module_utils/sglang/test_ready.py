@@ -239,5 +239,9 @@ def test_headroom_is_not_judged_without_a_gpu_or_a_demand() -> None:
 
 def test_phases_come_from_the_log() -> None:
     text = "[2026-02-23 10:00:25 TP0] Load weight begin. avail mem=94.10 GB\n"
+    text += (
+        "Loading safetensors checkpoint shards:  25% Completed | 16/64\nmax_total_num_tokens=231120, context_len=1\n"
+    )
     result = outcome(Script(owners=[[]], text=text), deadline_s=3)
-    assert result.phase == "weights"
+    assert (result.phase, result.total_tokens) == ("weights", 231120)
+    assert "(phase weights, 25 %)" in str(result.error)
