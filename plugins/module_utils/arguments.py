@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 from .errors import CleanSlateError
@@ -59,7 +60,7 @@ def baselines_of(raw: t.Optional[t.Mapping[str, t.Any]]) -> dict[str, int]:
     result = {}
     for name, value in (raw or {}).items():
         text = str(value)
-        if not text.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", text):
             raise CleanSlateError(f"baselines: GPU {name!r} has {text!r}; it must be a whole number of MiB.")
         result[str(name)] = int(text)
     return result

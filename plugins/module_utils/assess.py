@@ -127,7 +127,7 @@ def _uid_of(user: t.Optional[str]) -> t.Optional[int]:
     if user is None:
         return None
     try:
-        return int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
+        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
     except KeyError:
         raise CleanSlateError(f"user {user!r} does not exist on this host.") from None
 

@@ -68,7 +68,7 @@ class Host:
         return self.ns.popen([sys.executable, str(FIXTURES / script), *words], **options)
 
     def bystanders(self, *kinds: str) -> dict[str, int]:
-        """The processes of tests/fixtures/bystanders.py, by kind: those of a GPU kind have all nodes open and mapped."""
+        """The processes of tests/fixtures/bystanders.py, by kind; those of a GPU kind have all nodes open and mapped"""
         directory = self.ns.directory / "bystanders"
         directory.mkdir()
         output = directory / "pids"

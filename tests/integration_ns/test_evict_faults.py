@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an eviction does where the host misbehaves: servers that come back, memory that stays, processes that can't die."""
+"""Evictions on a host that misbehaves: servers come back, memory stays, processes can't be ended."""
 
 from __future__ import annotations
 

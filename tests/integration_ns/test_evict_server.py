@@ -100,7 +100,8 @@ def test_orphans_of_a_leader_killed_in_its_spawn_phase_are_known_by_the_record(h
     wait_for("spawned children", lambda: len(_spawned(host)) == 3)
     host.record(server)
     orphans = _spawned(host)
-    bystander = host.ns.popen([sys.executable, "-c", "import time; time.sleep(600)", "--multiprocessing-fork"], detached=True)
+    other = [sys.executable, "-c", "import time; time.sleep(600)", "--multiprocessing-fork"]
+    bystander = host.ns.popen(other, detached=True)
     host.kill(server.leader.pid, signal.SIGKILL)
     host.gone([server.leader.pid])
     result = host.evict(name=NAME)
@@ -129,7 +130,7 @@ def test_a_server_in_its_spawn_phase_loses_its_children_too(host: Host) -> None:
 
 
 def test_orphans_in_the_recorded_session_keep_their_memory_and_are_ended(host: Host) -> None:
-    """A forked child of a rank holds the GPU's mapping; the leader and the ranks are dead, the record tells the session."""
+    """A forked child of a rank holds the GPU; leader and ranks are dead, and the record tells the session."""
     server = host.server(gpus=(0, 1), faults={"ORPHAN": "1"})
     host.record(server)
     tree = set(server.tree())
@@ -193,7 +194,7 @@ def test_a_protected_leader_keeps_its_whole_tree(host: Host, by: str) -> None:
 
 @pytest.mark.promise
 def test_never_kill_a_bystander(host: Host) -> None:
-    """Case 33 and more: everybody who sees GPU 1, has it open, or bears a telling name, lives on when its server goes."""
+    """Case 33 and more: whoever sees GPU 1, has it open, or bears a telling name lives on when its server goes."""
     ours = host.server(gpus=(1,), see=(0,))
     other = host.server(gpus=(0,), see=(1,), port=30001)
     bystanders = {*host.bystanders().values(), *other.tree()}

@@ -40,7 +40,7 @@ def choose_gpus(gpus: t.Sequence[Gpu], wanted: t.Sequence[str]) -> tuple[Gpu, ..
 def names_gpu(gpu: Gpu, name: str) -> bool:
     """Whether ``name`` (index, UUID or bus id) means this GPU."""
     text = str(name).strip()
-    if text.isdigit():
+    if re.fullmatch("[0-9]{1,9}", text):
         return gpu.index == int(text)
     if gpu.uuid and text.lower() == gpu.uuid.lower():
         return True

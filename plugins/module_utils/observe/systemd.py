@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import typing as t
 
 from ..snapshot import Unit
@@ -30,7 +31,7 @@ def parse_unit(text: str) -> t.Optional[Unit]:
     """The ``key=value`` lines of ``systemctl show``."""
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     main_pid = values.get("MainPID", "0")
-    if "LoadState" not in values or not main_pid.isdigit():
+    if "LoadState" not in values or not re.fullmatch("[0-9]{1,9}", main_pid):
         return None
     return Unit(
         values.get("Id", ""),

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A recorded host for case tests: a proc tree of files, and NVML's answers through the C double and the real client.
 
-A module runs in this process, which has the double loaded under the name that the client asks for: the client's calls are
-made in a forked child of the module's. Where the library is another variant or nvidia-smi is to be asked the module runs as
-a process of its own, since the loader reads LD_LIBRARY_PATH at its start.
+A module runs in this process, which has the double loaded under the name that the client asks for: the client's calls
+are made in a forked child of the module's. Where the library is another variant, or nvidia-smi is to be asked, the
+module runs as a process of its own, since the loader reads LD_LIBRARY_PATH at its start.
 """
 
 from __future__ import annotations

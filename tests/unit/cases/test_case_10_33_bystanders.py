@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cases 10 and 33: nobody is chosen by name alone, nor for having a GPU open; what holds a GPU is chosen by evidence."""
+"""Cases 10 and 33: nobody is chosen by name alone, nor for having a GPU open; a holder is chosen by evidence."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_client_of_both_gpus_holds_only_where_it_has_a_context(recorded: Recor
     assert plan(recorded, scope="gpu", devices=["0"]) == {"holders": [700]}
     one = recorded.module("gpu_info", devices=["1"]).json["gpus"][0]
     assert [row["pid"] for row in one["visitors"]] == [700, 710]
-    assert {row["pid"]: row["protected"] is not None for row in one["holders"]} == {701: False, 711: True, 712: True, 713: True}
+    shielded = {row["pid"]: row["protected"] is not None for row in one["holders"]}
+    assert shielded == {701: False, 711: True, 712: True, 713: True}
     assert one["visitors"][0]["evidence"] == ["1 open descriptors", "doorbells 64 KiB write-only"]
 
 

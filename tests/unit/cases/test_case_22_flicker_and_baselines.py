@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Case 22: memory that flickers or comes back is unstable; a baseline belongs to one GPU and comes from the inventory."""
+"""Case 22: memory that flickers or comes back is unstable; a baseline belongs to one GPU, by the inventory."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ansible_collections.cleanslate.sglang.tests.unit.cases.recorded import Reco
 MUTE = 3
 DEAD = tuple(range(3_998_000, 3_998_025))
 MIB = 160 * 1024 // 25
-TOTAL_MIB = 8 * 4 * MIB
+TOTAL_MIB = 8 * 5 * MIB
 
 
 def dead_pids() -> list[Line]:
