@@ -39,7 +39,10 @@ def _cause(error: BaseException) -> str:
 
 
 def _plain(value: t.Any) -> t.Any:
-    """The value with every template in it resolved, so that an undefined variable shows here and not in mid-run."""
+    """The value as plain Python, with every template in it resolved: an undefined variable shows here, not in mid-run.
+
+    (Ansible's lazy containers can be read as they are, but a deep copy of one copies its whole template engine.)
+    """
     if isinstance(value, Undefined):
         str(value)  # raises what went wrong
     if isinstance(value, t.Mapping):
@@ -68,7 +71,7 @@ def server_settings(
 ) -> dict[str, t.Any]:
     """The complete settings of one server."""
     try:
-        return inventory.find(servers, name, defaults or {})
+        return inventory.find(_plain(servers), name, _plain(defaults or {}))
     except KeyError:
         raise AnsibleFilterError(f"sglang_servers has no server '{name}'") from None
 
@@ -81,7 +84,7 @@ def gpu_problems(
     defaults: t.Mapping[str, t.Any] | None = None,
 ) -> Problems:
     """What the GPUs that the host shows say against the chosen servers."""
-    complete = [inventory.complete(server, defaults or {}) for server in servers]
+    complete = [inventory.complete(server, _plain(defaults or {})) for server in _plain(servers)]
     return inventory.gpu_problems(host, chosen, complete, gpu_info)
 
 

@@ -201,7 +201,8 @@ def eviction_lines(teardown: t.Any) -> list[str]:
 def _path(item: t.Any) -> str:
     if not isinstance(item, t.Mapping):
         return cell(item)
-    return f"{item.get('path')}: {item['why']}" if item.get("why") else cell(item.get("path"))
+    name = cell(item.get("path") or item.get("name"))
+    return f"{name}: {item['why']}" if item.get("why") else name
 
 
 def plan_lines(teardown: t.Any) -> list[str]:
