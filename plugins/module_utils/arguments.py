@@ -39,7 +39,8 @@ def look_options(params: t.Mapping[str, t.Any], protect: t.Sequence[str] = ()) -
         raise CleanSlateError(f"expected_gpus is {expected}; it must be 0 (a host without GPUs) or more.")
     if expected == 0 and params["devices"]:
         raise CleanSlateError(
-            f"expected_gpus is 0, yet devices names {', '.join(params['devices'])}: a host without GPUs has none to choose."
+            f"expected_gpus is 0, yet devices names {', '.join(params['devices'])}: a host without GPUs has "
+            "none to choose."
         )
     return LookOptions(
         devices=tuple(str(name) for name in params["devices"]),

@@ -1,7 +1,8 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Taking samples until they stay in bounds or the time is up, and judging what was seen. Looks only; changes nothing."""
+"""Taking samples until they stay in bounds or the time is up, and judging what was seen. Looks only; changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -265,7 +265,8 @@ class CgroupLimit:
 
 @dataclass(frozen=True)
 class ShmFile:
-    """One file below /dev/shm, with who made it and who maps it. ``device`` and ``inode`` name it for a later removal."""
+    """One file below /dev/shm, with who made it and who maps it. ``device`` and ``inode`` name it for a later removal.
+    """
 
     name: str
     size_mib: float

@@ -95,7 +95,8 @@ def run_bounded(
 
 
 def call_bounded(function: t.Callable[[], t.Any], deadline_s: float) -> Called:
-    """Call ``function`` in a forked child; it returns JSON-able data. A hang or a crash in it can't reach the caller."""
+    """Call ``function`` in a forked child; it returns JSON-able data. A hang or a crash in it can't reach the caller.
+    """
     result_r, result_w = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -10,8 +10,8 @@ module: clean_state
 version_added: 0.1.0
 short_description: Prove that a host is clean, or say why it is not
 description:
-  - Judges whether the chosen GPUs and the host are ready for a launch. The verdict is V(clean), V(dirty) or V(unknown), and the
-    module fails unless it is V(clean). What could not be seen is unknown, never clean.
+  - Judges whether the chosen GPUs and the host are ready for a launch. The verdict is V(clean), V(dirty) or
+    V(unknown), and the module fails unless it is V(clean). What could not be seen is unknown, never clean.
   - It changes nothing and signals nobody. It is a step of its own, since what acted never certifies its own work.
   - The memory of each GPU must be in bounds in the last O(samples) samples; a rebound is V(dirty).
 author:
@@ -29,7 +29,8 @@ options:
     default: 64
   baselines:
     description:
-      - Memory in MiB that belongs to a GPU's ordinary day, such as a desktop's, by index, UUID or bus id. It is never guessed.
+      - Memory in MiB that belongs to a GPU's ordinary day, such as a desktop's, by index, UUID or bus id. It is never
+        guessed.
     type: dict
     default: {}
   samples:
@@ -44,7 +45,8 @@ options:
     default: 1
   settle_s:
     description:
-      - How long to wait, in seconds, for samples in bounds, since memory outlives its process. V(0) judges the first ones.
+      - How long to wait, in seconds, for samples in bounds, since memory outlives its process. V(0) judges the first
+        ones.
     type: float
     default: 0
   required_available_mib:
@@ -70,7 +72,8 @@ options:
     default: /dev/shm
   user:
     description:
-      - The server's user. Leftovers in O(shm_dir) without a creator's pid in their name are only called so if they are this user's.
+      - The server's user. Leftovers in O(shm_dir) without a creator's pid in their name are only called so if they are
+        this user's.
     type: str
   allow_simulated:
     description:
@@ -131,20 +134,24 @@ summary:
   description: The verdict and its first reason in one sentence.
   returned: always
   type: str
-  sample: "dirty: GPU 0 (00000000:3B:00.0) has 76109 MiB in use, limit 64 MiB: held elsewhere, nobody here holds it; look from the host"
+  sample: "dirty: GPU 0 (00000000:3B:00.0) has 76109 MiB in use, limit 64 MiB: held elsewhere, nobody here holds it;
+    look from the host"
 reasons:
-  description: Everything that keeps the host from being clean, dirty before unknown, as C(code), C(message), C(subject), C(means).
+  description: Everything that keeps the host from being clean, dirty before unknown, as C(code), C(message),
+    C(subject), C(means).
   returned: always
   type: list
   elements: dict
   sample:
     - code: held_elsewhere
-      message: "GPU 0 (00000000:3B:00.0) has 76109 MiB in use, limit 64 MiB: held elsewhere, nobody here holds it; look from the host"
+      message: "GPU 0 (00000000:3B:00.0) has 76109 MiB in use, limit 64 MiB: held elsewhere, nobody here holds it; look
+        from the host"
       subject: GPU 0 (00000000:3B:00.0)
       severity: required
       means: dirty
 warnings_found:
-  description: What does not fail the verdict but should be known, in the same form; C(severity) is V(warning) or V(advisory).
+  description: What does not fail the verdict but should be known, in the same form; C(severity) is V(warning) or
+    V(advisory).
   returned: always
   type: list
   elements: dict

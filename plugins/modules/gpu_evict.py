@@ -10,12 +10,12 @@ module: gpu_evict
 version_added: 0.1.0
 short_description: Take an SGLang server (or whoever holds the GPUs) off the GPUs, rung by rung
 description:
-  - Climbs a ladder and stops at the first rung after which nobody wanted gone is left. Each rung has its own deadline, waits on
-    events, and reports who was asked, who left, who stayed and why.
-  - A process is signalled only when evidence ties it to what was asked for. The evidence is checked again at the moment of the
-    signal, which goes through a pidfd and so can't reach another process that got the same pid.
-  - After the last process is gone, it waits for the GPUs' memory as long as the pinned host memory makes plausible (the kernel
-    unpins it at about 0.25 seconds per GB), and says so.
+  - Climbs a ladder and stops at the first rung after which nobody wanted gone is left. Each rung has its own deadline,
+    waits on events, and reports who was asked, who left, who stayed and why.
+  - A process is signalled only when evidence ties it to what was asked for. The evidence is checked again at the
+    moment of the signal, which goes through a pidfd and so can't reach another process that got the same pid.
+  - After the last process is gone, it waits for the GPUs' memory as long as the pinned host memory makes plausible
+    (the kernel unpins it at about 0.25 seconds per GB), and says so.
   - No HTTP request is sent, since a probe of a hung server spoils its later exit.
   - It does not certify its own work. Run M(cleanslate.sglang.clean_state) afterwards.
 author:
@@ -45,16 +45,16 @@ options:
     default: server
   rungs:
     description:
-      - The rungs that may be climbed, in their order. V(drain) has no hooks yet and is passed over. V(holders) is only climbed
-        with O(scope=gpu).
+      - The rungs that may be climbed, in their order. V(drain) has no hooks yet and is passed over. V(holders) is only
+        climbed with O(scope=gpu).
     type: list
     elements: str
     choices: [drain, stop, term, kill, holders]
     default: [drain, stop, term, kill, holders]
   protect:
     description:
-      - Who is left alone in any case, by pid, by the base name of the executable, or by systemd unit. GPU services such as
-        C(nvidia-persistenced) and C(dcgm-exporter), sshd, sudo, pid 1 and this run itself are always protected.
+      - Who is left alone in any case, by pid, by the base name of the executable, or by systemd unit. GPU services
+        such as C(nvidia-persistenced) and C(dcgm-exporter), sshd, sudo, pid 1 and this run itself are always protected.
     type: list
     elements: str
     default: []
@@ -134,8 +134,8 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description:
-    - V(nothing_to_do) where nobody wanted gone was there, V(evicted), V(planned) in check mode, V(failed) where somebody or some
-      memory stayed, V(unknown) where the result could not be seen.
+    - V(nothing_to_do) where nobody wanted gone was there, V(evicted), V(planned) in check mode, V(failed) where
+      somebody or some memory stayed, V(unknown) where the result could not be seen.
   returned: always
   type: str
   sample: evicted
@@ -181,7 +181,8 @@ pinned:
   description: The wait for memory, with C(pinned_mib), C(expected_s), C(waited_s), C(freed) and a C(note) for people.
   returned: when something was evicted
   type: dict
-  sample: {pinned_mib: 38172, expected_s: 20.0, waited_s: 9.6, freed: true, note: "memory free after 9.6 s; 40.0 GB of host memory was pinned"}
+  sample: {pinned_mib: 38172, expected_s: 20.0, waited_s: 9.6, freed: true, note: "memory free after 9.6 s; 40.0 GB of
+    host memory was pinned"}
 respawns:
   description: Leaders that came back after a kill, with the supervisor that started them.
   returned: always

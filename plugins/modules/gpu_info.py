@@ -10,11 +10,13 @@ module: gpu_info
 version_added: 0.1.0
 short_description: Show the GPUs of a host, and who holds them on what evidence
 description:
-  - Shows each GPU's memory by the call that told it, the driver's process list, the processes that really hold the GPU, those
-    that merely have it open, and the GPU's health.
-  - A C(holder) has a readable mapping of the GPU's device node, or is listed by the driver, alive, visible and has the node open.
-    A C(visitor) has less, as every CUDA process has of each GPU that it sees. A C(suspect) is one where the evidence disagrees.
-  - All queries run in a child process with a deadline, so that a driver that hangs gives an answer here too, namely that it hangs.
+  - Shows each GPU's memory by the call that told it, the driver's process list, the processes that really hold the
+    GPU, those that merely have it open, and the GPU's health.
+  - A C(holder) has a readable mapping of the GPU's device node, or is listed by the driver, alive, visible and has the
+    node open. A C(visitor) has less, as every CUDA process has of each GPU that it sees. A C(suspect) is one where the
+    evidence disagrees.
+  - All queries run in a child process with a deadline, so that a driver that hangs gives an answer here too, namely
+    that it hangs.
   - A figure that could not be read is V(null), never zero, and RV(gpus[].errors) or RV(problems) says why.
 author:
   - Clean Slate contributors (@cleanslate)
@@ -115,14 +117,17 @@ gpus:
       description: The CUDA compute capability.
       type: str
     memory:
-      description: C(total_mib), C(used_mib), C(reserved_mib), C(free_mib), the C(api) that told it and whether it is C(unified).
+      description: C(total_mib), C(used_mib), C(reserved_mib), C(free_mib), the C(api) that told it and whether it is
+        C(unified).
       type: dict
     processes:
-      description: The driver's own list, V(null) when it could not be had. In a container it may be empty or name strangers.
+      description: The driver's own list, V(null) when it could not be had. In a container it may be empty or name
+        strangers.
       type: list
       elements: dict
     holders:
-      description: Processes that hold the GPU, with C(evidence), start time, user, unit and whether they are C(protected).
+      description: Processes that hold the GPU, with C(evidence), start time, user, unit and whether they are
+        C(protected).
       type: list
       elements: dict
     visitors:

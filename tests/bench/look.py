@@ -5,9 +5,9 @@
 
 usage: python -m tests.bench.look [--processes N] [--rounds N]
 
-N idle processes are started for the time of the run (and ended by their own handles). Printed is the median of the rounds
-in milliseconds and its ratio to `ps -eo pid,stat,args`, which reads about the same files once. Nothing here passes or
-fails: these figures are for people who compare two versions on one machine.
+N idle processes are started for the time of the run (and ended by their own handles). Printed is the median of the
+rounds in milliseconds and its ratio to `ps -eo pid,stat,args`, which reads about the same files once. Nothing here
+passes or fails: these figures are for people who compare two versions on one machine.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 usage: scenarios.py --out DIR --model MODEL [--python PYTHON] [--budget SECONDS] [--inventory-vars JSON] SCENARIO...
 
 Scenarios run in the given order; each one takes the host as the one before left it. What was seen is written to
-DIR/report.json after each scenario, so that a run that is cut off still tells what it saw. A scenario that goes wrong is
-reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
+DIR/report.json after each scenario, so that a run that is cut off still tells what it saw. A scenario that goes wrong
+is reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
 
 one GPU:   start serving killed hung orphan hicache hicache_killed timing teardown
 two GPUs:  neighbour tp2 tp2_killed
@@ -91,7 +91,16 @@ class Lab:
         inventory.parent.mkdir(exist_ok=True)
         inventory.write_text(json.dumps(self._inventory(flags, gpus, server)))
         events = self.out / "work" / f"events{self.runs}"
-        argv = [sys.executable, "-m", "ansible", "playbook", str(ROOT / "playbooks" / name), "-i", str(inventory), *extra]
+        argv = [
+            sys.executable,
+            "-m",
+            "ansible",
+            "playbook",
+            str(ROOT / "playbooks" / name),
+            "-i",
+            str(inventory),
+            *extra,
+        ]
         environment = {
             **os.environ,
             "HARNESS_EVENTS": str(events),
@@ -112,7 +121,9 @@ class Lab:
                 rc = None
         seconds = round(time.monotonic() - started, 2)
         lines = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
-        modules = {line["action"].rpartition(".")[2]: line["result"] for line in lines if "cleanslate" in line["action"]}
+        modules = {
+            line["action"].rpartition(".")[2]: line["result"] for line in lines if "cleanslate" in line["action"]
+        }
         tail = log.read_text(errors="replace").splitlines()[-60:]
         print("\n".join(tail), flush=True)
         return {"playbook": name, "rc": rc, "seconds": seconds, "modules": modules}
@@ -142,7 +153,8 @@ class Lab:
         }
         return {"all": {"children": {"sglang": {"hosts": {"gpuhost": variables}}}}}
 
-    # --- looking by other means than the product's ------------------------------------------------------------------------
+    # --- looking by other means than the product's
+    # ------------------------------------------------------------------------
 
     def leader(self) -> int:
         record = json.loads(Path(f"/var/lib/cleanslate/{NAME}/current.json").read_text())
@@ -224,7 +236,8 @@ def short(figures: Figures) -> Figures:
     }
 
 
-# --- one GPU --------------------------------------------------------------------------------------------------------------
+# --- one GPU
+# --------------------------------------------------------------------------------------------------------------
 
 
 def start(lab: Lab) -> Figures:
@@ -251,7 +264,8 @@ def hung(lab: Lab) -> Figures:
 
 
 def orphan(lab: Lab) -> Figures:
-    """A foreign program's forked child keeps 20 GiB whose listed pid is dead: refused by default, evicted by scope gpu."""
+    """A foreign program's forked child keeps 20 GiB whose listed pid is dead: refused by default, evicted by scope gpu.
+    """
     lab.playbook("teardown.yml", {}, ["0"])
     holder = subprocess.Popen([lab.python, "-c", HOLD], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert holder.stdout is not None
@@ -273,11 +287,19 @@ def orphan(lab: Lab) -> Figures:
 
 def scope_gpu(lab: Lab, child: int) -> Figures:
     figures = short(lab.playbook("teardown.yml", {}, ["0"], ["-e", "scope=gpu"]))
-    gone = not Path(f"/proc/{child}").exists() or Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    gone = (
+        not Path(f"/proc/{child}").exists()
+        or Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    )
     return {"teardown": figures, "orphan_gone": gone, "used_mib": used_mib()}
 
 
-HICACHE = {"enable-hierarchical-cache": True, "hicache-size": 40, "max-total-tokens": 2000000, "mem-fraction-static": 0.5}
+HICACHE = {
+    "enable-hierarchical-cache": True,
+    "hicache-size": 40,
+    "max-total-tokens": 2000000,
+    "mem-fraction-static": 0.5,
+}
 
 
 def hicache(lab: Lab) -> Figures:
@@ -317,7 +339,8 @@ def teardown(lab: Lab) -> Figures:
     return {"teardown": short(lab.playbook("teardown.yml", {}, ["0"])), "used_mib": used_mib()}
 
 
-# --- two GPUs -------------------------------------------------------------------------------------------------------------
+# --- two GPUs
+# -------------------------------------------------------------------------------------------------------------
 
 
 def neighbour(lab: Lab) -> Figures:

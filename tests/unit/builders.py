@@ -1,8 +1,8 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Short ways to make the values that decisions are made of: processes, GPUs, snapshots, facts. Everything is idle and clean
-unless said otherwise.
+"""Short ways to make the values that decisions are made of: processes, GPUs, snapshots, facts. Everything is idle and
+clean unless said otherwise.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def host_memory(available_mib: int | None = 400_000) -> HostMemory:
 
 
 def shm(free_mib: int | None = 10_000, **changes: t.Any) -> ShmReading:
-    return ShmReading(**{"path": "/dev/shm", "total_mib": 16_000, "free_mib": free_mib, "free_inodes": 9, "files": (), **changes})
+    return ShmReading(
+        **{"path": "/dev/shm", "total_mib": 16_000, "free_mib": free_mib, "free_inodes": 9, "files": (), **changes}
+    )
 
 
 def facts(seen: Snapshot | None = None, **changes: t.Any) -> Facts:

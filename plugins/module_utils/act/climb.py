@@ -41,12 +41,15 @@ RETURN_S = 2.0  # a supervisor starts its server again within a second (systemd 
 QUICK_S = 2.0  # a driver that answers within this is asked anew at every look
 SETTLE_S = 0.3
 GB_PER_MIB = 2**20 / 1e9
-FOLLOW_S = 5.0  # how long ranks get to follow their leader (it ends them in 0.1-0.2 s; on an old kernel by its watchdog)
+FOLLOW_S = (
+    5.0  # how long ranks get to follow their leader (it ends them in 0.1-0.2 s; on an old kernel by its watchdog)
+)
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds for each rung. ``term_hung`` holds where a process of the server is stopped (state T): it can't answer."""
+    """Seconds for each rung. ``term_hung`` holds where a process of the server is stopped (state T): it can't answer.
+    """
 
     stop: float = 45.0
     term: float = 45.0
@@ -77,7 +80,9 @@ class Rung:
 
 @dataclass(frozen=True)
 class PinnedWait:
-    """The wait for GPU memory after the last process went. ``expected_s`` is what the pinned host memory makes plausible."""
+    """The wait for GPU memory after the last process went. ``expected_s`` is what the pinned host memory makes
+    plausible.
+    """
 
     pinned_mib: int
     expected_s: float
@@ -119,7 +124,9 @@ class Climber:
     after: t.Optional[Snapshot] = None
     latest: t.Optional[Snapshot] = None
     leaders_seen: set[tuple[int, int]] = field(default_factory=set)
-    last_end: t.Optional[float] = None  # when, by the monotonic clock, somebody that we asked was last seen to have ended
+    last_end: t.Optional[float] = (
+        None  # when, by the monotonic clock, somebody that we asked was last seen to have ended
+    )
     leader_end: t.Optional[float] = None  # the same for a leader, and only where no owner stopped it
 
     def look(self) -> tuple[Snapshot, Selection]:
@@ -287,7 +294,8 @@ class Climber:
         rung = self._finish("holders", [_sent_row(one) for one in sent], grips, ended, started)
         return self._permitted(sent) and not self._unkillable(rung)
 
-    # --- evidence at the moment of the signal -----------------------------------------------------------------------------
+    # --- evidence at the moment of the signal
+    # -----------------------------------------------------------------------------
 
     def _objection(self, targets: t.Sequence[Target]) -> t.Callable[[Process], t.Optional[str]]:
         """A leader must still be an SGLang launcher; a member's start time, already checked, is its identity."""
@@ -373,7 +381,10 @@ class Climber:
         """State D, or R with SIGKILL pending, after the deadline: nothing more that we send can help."""
         stuck = [one for one in rung.stayed if one.process.kill_pending or one.process.state == "D"]
         for one in stuck:
-            text = f"pid {one.process.pid} ({program_of(one.process)}) can't be killed: {one.why}. A reboot is the next step."
+            text = (
+                f"pid {one.process.pid} ({program_of(one.process)}) can't be killed: {one.why}. A reboot is the "
+                "next step."
+            )
             self._reason("unkillable", text, f"pid {one.process.pid}")
         return bool(stuck)
 
@@ -407,7 +418,8 @@ class Climber:
             return True
         last = self.report.respawns[-1]
         text = (
-            f"the server came back {len(self.report.respawns)} times after it was killed; {last['supervisor']} restarts "
+            f"the server came back {len(self.report.respawns)} times after it was killed; "
+            f"{last['supervisor']} restarts "
             f"it. Stop that first."
         )
         self._reason("respawn", text, str(last["supervisor"]))
@@ -421,7 +433,9 @@ class Climber:
             return
         if snapshot.reading.gpus is None:
             words = snapshot.reading.problems[-1].message if snapshot.reading.problems else "no answer"
-            self._reason("gpus_unknown", f"who holds the GPUs is not known, since they can't be read: {words}", "driver")
+            self._reason(
+                "gpus_unknown", f"who holds the GPUs is not known, since they can't be read: {words}", "driver"
+            )
         for gpu in snapshot.gpus:
             if gpu.minor is None:
                 text = f"who holds {gpu.label} is not known: the driver does not tell its device node"
@@ -429,7 +443,9 @@ class Climber:
         blind = [pid for pid in snapshot.scan.unreadable if not _protected(pid, snapshot)]
         if blind:
             pids = ", ".join(map(str, blind[:6]))
-            text = f"{len(blind)} processes can't be looked into (pid {pids}): run as root to see whether they hold a GPU"
+            text = (
+                f"{len(blind)} processes can't be looked into (pid {pids}): run as root to see whether they hold a GPU"
+            )
             self._reason("scan_incomplete", text, "processes")
 
     def _report_unplaced(self, snapshot: Snapshot) -> None:
@@ -445,7 +461,8 @@ class Climber:
             what = "its port can't be read" if leader.port is None else "its network namespace can't be read"
             subject = f"pid {leader.process.pid}"
             text = (
-                f"{subject} ({program_of(leader.process)}) may be the server of port {port}: {what}. Run as root, or name "
+                f"{subject} ({program_of(leader.process)}) may be the server of port {port}: {what}. Run as "
+                "root, or name "
                 f"its unit"
             )
             self._reason("server_unknown", text, subject)
@@ -456,7 +473,9 @@ class Climber:
             subject = f"pid {target.process.pid}"
             stay = _why_still_there(target.process)
             if stay is not None and subject not in stated:
-                self._reason("still_there", f"{subject} ({program_of(target.process)}) is still there: {stay.why}", subject)
+                self._reason(
+                    "still_there", f"{subject} ({program_of(target.process)}) is still there: {stay.why}", subject
+                )
 
     def _reason(self, code: str, message: str, subject: str, severity: str = "required") -> None:
         self.report.reasons.append(Reason(code, message, subject, severity))
@@ -489,7 +508,8 @@ class Climber:
     def _used_above_limit(self, reading: GpuReading, indices: t.Collection[int]) -> t.Optional[dict[int, int]]:
         """MiB used by GPU, where it is above the limit; None where it can't be told.
 
-        The old memory call counts the driver's own part, which nobody here can tell apart: above the limit it tells nothing.
+        The old memory call counts the driver's own part, which nobody here can tell apart: above the limit it tells
+        nothing.
         """
         if reading.gpus is None:
             return None

@@ -4,8 +4,8 @@
 """Signals by pidfd. This file holds the only calls of the product that signal a process it did not start.
 
 A pid can be reused between the look and the signal. So a pidfd is opened first, then the process is read again: its
-start time must be the one that was seen, and the evidence that selected it must still hold. Only then is the signal sent
-through the pidfd, which can't mean anybody else.
+start time must be the one that was seen, and the evidence that selected it must still hold. Only then is the signal
+sent through the pidfd, which can't mean anybody else.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def grip(process: Process) -> t.Optional[Grip]:
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         raise CleanSlateError(
             "this Python has no os.pidfd_open (Python 3.9 built on Linux 5.3 or newer has): a pid could mean another "
-            "process by the time it is signalled, so nothing was signalled. Set ansible_python_interpreter to a newer one."
+            "process by the time it is signalled, so nothing was signalled. Set ansible_python_interpreter "
+            "to a newer one."
         )
     try:
         fd = os.pidfd_open(process.pid)
@@ -71,8 +72,8 @@ def grip(process: Process) -> t.Optional[Grip]:
 def send(held: Grip, number: signal.Signals, objection: t.Callable[[Process], t.Optional[str]]) -> Sent:
     """Signal the gripped process, if it is still what it was.
 
-    ``objection`` re-checks the evidence on which it was selected; a text stops us. Only /proc/PID/stat is read here, which
-    never blocks on the process itself.
+    ``objection`` re-checks the evidence on which it was selected; a text stops us. Only /proc/PID/stat is read here,
+    which never blocks on the process itself.
     """
     name = number.name
     pid = held.process.pid

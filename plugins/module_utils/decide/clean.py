@@ -28,8 +28,11 @@ DRIVER_CODES = {
     12: ("driver_library_missing", "libnvidia-ml.so.1 is missing: install the driver's libraries here"),
     15: ("gpu_lost", "the GPU is lost (off the bus): reset or reboot the host"),
     16: ("gpu_reset_required", "the GPU must be reset"),
-    999: ("driver_unknown_error", "the driver answers Unknown Error: if the host's own nvidia-smi works, this container has "
-          "lost its device permissions (device cgroup); restart the container"),
+    999: (
+        "driver_unknown_error",
+        "the driver answers Unknown Error: if the host's own nvidia-smi works, this container has lost its device "
+        "permissions (device cgroup); restart the container",
+    ),
 }  # fmt: skip
 
 
@@ -209,7 +212,8 @@ def _memory_in_use(gpu: Gpu, used_mib: int, limit: int, facts: Facts) -> Reason:
         return Reason("suspect", f"{figure}: the evidence disagrees: {names}", label)
     if facts.vantage == "container":
         text = (
-            f"{figure}: held elsewhere (or still unpinning, if a server was just killed): nobody here holds it; look from "
+            f"{figure}: held elsewhere (or still unpinning, if a server was just killed): nobody here holds "
+            "it; look from "
             "the host"
         )
         return Reason("held_elsewhere", text, label)
@@ -222,7 +226,8 @@ def _memory_in_use(gpu: Gpu, used_mib: int, limit: int, facts: Facts) -> Reason:
 
 def _names(found: GpuHolders) -> str:
     return ", ".join(
-        f"pid {one.pid} {program_of(one.process) if one.process else ''} ({one.evidence[0]})" for one in found.holders[:4]
+        f"pid {one.pid} {program_of(one.process) if one.process else ''} ({one.evidence[0]})"
+        for one in found.holders[:4]
     )
 
 
@@ -247,7 +252,9 @@ def _mig(gpu: Gpu, limits: Limits) -> list[Reason]:
             text = f"{label} shows {used} MiB by the old memory call, which counts the driver's reserved part"
             result.append(Reason("reserved_unknown", text, label, means="unknown"))
         elif used > limits.max_used_mib:
-            result.append(Reason("memory_in_use", f"{label} has {used} MiB in use, limit {limits.max_used_mib} MiB", label))
+            result.append(
+                Reason("memory_in_use", f"{label} has {used} MiB in use, limit {limits.max_used_mib} MiB", label)
+            )
     return result
 
 
@@ -285,7 +292,10 @@ def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> list[Reason]:
         text = f"{label}: the driver lists dead pid {', '.join(map(str, found.stale_pids))} without memory"
         result.append(Reason("stale_pid", text, label, "warning"))
     if found.suspects:
-        text = f"{label}: the driver lists pid {', '.join(str(one.pid) for one in found.suspects)}, which does not have it open"
+        text = (
+            f"{label}: the driver lists pid {', '.join(str(one.pid) for one in found.suspects)}, which does not "
+            "have it open"
+        )
         result.append(Reason("suspect", text, label, "warning"))
     return result
 
@@ -309,7 +319,10 @@ def _health(gpu: Gpu, facts: Facts) -> list[Reason]:
     used = gpu.memory.used_mib if gpu.memory else None
     idle = used == 0 and not gpu.processes and not facts.snapshot.holders[gpu.index].holders
     if health.utilization_percent == 100 and idle:
-        text = f"{label} reports 100 % utilisation with nothing on it (a latch after a kill in mid-kernel); a new context clears it"
+        text = (
+            f"{label} reports 100 % utilisation with nothing on it (a latch after a kill in mid-kernel); a new "
+            "context clears it"
+        )
         result.append(Reason("utilization_latched", text, label, "warning"))
     return result
 
@@ -342,7 +355,11 @@ def _host_memory(facts: Facts, limits: Limits) -> list[Reason]:
         return []
     if available is None or not facts.cgroup.readable:
         what = "MemAvailable" if available is None else "the cgroup's memory limit"
-        return [Reason("host_memory_unknown", f"{what} can't be read; {needed} MiB are needed", "host memory", means="unknown")]
+        return [
+            Reason(
+                "host_memory_unknown", f"{what} can't be read; {needed} MiB are needed", "host memory", means="unknown"
+            )
+        ]
     if available >= needed:
         return []
     memory = facts.memory
@@ -374,8 +391,10 @@ def _shm(facts: Facts, limits: Limits) -> list[Reason]:
     if shm.free_mib < limits.shm_required_mib:
         count = len(shm.files) if shm.files is not None else "unknown"
         text = (
-            f"{shm.path} has {shm.free_mib} MiB free of {shm.total_mib}, {limits.shm_required_mib} are needed: the next "
-            f"start would die of SIGBUS (exit code -7). {count} files, {len(removable)} of them leftovers of dead servers"
+            f"{shm.path} has {shm.free_mib} MiB free of {shm.total_mib}, {limits.shm_required_mib} are "
+            "needed: the next "
+            f"start would die of SIGBUS (exit code -7). {count} files, {len(removable)} of them leftovers "
+            "of dead servers"
         )
         result.append(Reason("shm_full", text, shm.path))
     elif removable:
@@ -396,7 +415,10 @@ def _orphans(facts: Facts) -> list[Reason]:
             text = f"{subject} {program_of(process)} is an orphan: no SGLang launcher is above it"
             result.append(Reason("orphan", text, subject))
         elif SPAWN_MARK in process.argv and process.ppid == 1:
-            text = f"{subject} is a Python worker whose parent died ({program_of(process)}); it may be a server's that still loads"
+            text = (
+                f"{subject} is a Python worker whose parent died ({program_of(process)}); it may be a server's "
+                "that still loads"
+            )
             result.append(Reason("possible_orphan", text, subject, "warning"))
     return result
 

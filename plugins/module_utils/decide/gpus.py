@@ -48,7 +48,8 @@ def names_gpu(gpu: Gpu, name: str) -> bool:
 
 
 def baseline_for(gpu: Gpu, baselines: t.Mapping[str, int]) -> int:
-    """The memory in MiB that belongs to this GPU's ordinary day (a desktop), by the inventory; 0 where none is named."""
+    """The memory in MiB that belongs to this GPU's ordinary day (a desktop), by the inventory; 0 where none is named.
+    """
     return next((int(value) for name, value in baselines.items() if names_gpu(gpu, name)), 0)
 
 

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Who holds a GPU, who merely has it open, and where the evidence disagrees. Pure functions over what was seen.
 
-Measured on H200s (driver 580.159): every CUDA process that sees a GPU has it open and maps two write-only doorbells; only
-a process with a context there, and so with memory, has a readable mapping of the node as well. NVML lists a dead parent
-while its forked child keeps the memory. So a holder has a readable mapping, or is listed by NVML, lives, is visible and
-has the device open; anything less is a visitor, and is never ended for it.
+Measured on H200s (driver 580.159): every CUDA process that sees a GPU has it open and maps two write-only doorbells;
+only a process with a context there, and so with memory, has a readable mapping of the node as well. NVML lists a dead
+parent while its forked child keeps the memory. So a holder has a readable mapping, or is listed by NVML, lives, is
+visible and has the device open; anything less is a visitor, and is never ended for it.
 """
 
 from __future__ import annotations

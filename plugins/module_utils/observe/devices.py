@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Who has a GPU's device node open or mapped, by device number.
 
-Paths and inodes lie: a node made by mknod elsewhere (Proxmox ``devN:``) has its own inode and escapes fuser and lsof. So
-every look compares ``st_rdev``: through /proc/PID/fd for open files, through /proc/PID/map_files for mappings. In an
+Paths and inodes lie: a node made by mknod elsewhere (Proxmox ``devN:``) has its own inode and escapes fuser and lsof.
+So every look compares ``st_rdev``: through /proc/PID/fd for open files, through /proc/PID/map_files for mappings. In an
 unprivileged container map_files refuses (EPERM); there the device:inode of the maps line is compared with a stat of its
 path below /proc/PID/root.
 """

@@ -95,9 +95,13 @@ def bounded_view(options: LookOptions) -> tuple[dict[int, Process], DeviceScan]:
     """
     called = call_bounded(lambda: _view(options), SCAN_DEADLINE_S)
     if not called.ok:
-        detail = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {called.stuck_wchan or 'an unknown place'})"
+        detail = (
+            called.error
+            or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {called.stuck_wchan or 'an unknown place'})"
+        )
         raise CleanSlateError(
-            f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. Look for a process "
+            f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. "
+            "Look for a process "
             f"in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is the next step."
         )
     processes = {row["pid"]: process_from_json(row) for row in called.value["processes"]}
@@ -197,7 +201,8 @@ def _leader(process: Process, unit: t.Optional[Unit], wrapper: t.Optional[int], 
 
 
 def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
-    """GB (1e9) of host memory that the flags ask to pin: hicache-size counts for each rank (facts of SGLang >= 0.5.0)."""
+    """GB (1e9) of host memory that the flags ask to pin: hicache-size counts for each rank (facts of SGLang >= 0.5.0).
+    """
     try:
         ranks = int(flags.get("tp-size", 1)) * int(flags.get("pp-size", 1))
         size = float(flags.get("hicache-size", 0)) * ranks if flags.get("enable-hierarchical-cache") else 0.0

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """GPUs as NVML tells them, through the real client library (nvidia-ml-py), in a child with a deadline.
 
-NVML calls can hang in the driver (state D). So the whole reading happens in a forked child; when the deadline passes the
-child is left behind and the reading says ``timed out``, with the child's pid and what it waits on. A failed query is
-None with a Problem beside it, never zero and never an empty list.
+NVML calls can hang in the driver (state D). So the whole reading happens in a forked child; when the deadline passes
+the child is left behind and the reading says ``timed out``, with the child's pid and what it waits on. A failed query
+is None with a Problem beside it, never zero and never an empty list.
 
 Sources: nvml.h and nvidia-ml-py 13 for struct versions; measured on an H200 (driver 580.159): v1 used 615 MiB idle, v2
 used 0 and reserved 615.
@@ -166,7 +166,12 @@ def _query(proc: str) -> dict[str, t.Any]:
         # The library tells its own version without nvmlInit, and its file is named after it: a mismatch can be named.
         library = _loaded_library()
         version = _text(_Asker(pynvml).ask("nvmlSystemGetNVMLVersion")) or version_of_file(library)
-        failed: dict[str, t.Any] = {"problems": asker.problems, "gpus": None, "library": library, "nvml_version": version}
+        failed: dict[str, t.Any] = {
+            "problems": asker.problems,
+            "gpus": None,
+            "library": library,
+            "nvml_version": version,
+        }
         return failed
     result: dict[str, t.Any] = {
         "library": _loaded_library(),

@@ -19,7 +19,9 @@ from ansible_collections.cleanslate.sglang.tests.unit.builders import gpu
 GPUS = [gpu(0), gpu(1, uuid="GPU-AbC"), gpu(2, uuid=None, bus_id=None)]
 
 
-@pytest.mark.parametrize("name", ["1", " 1 ", "01", "GPU-AbC", "gpu-abc", "00000000:02:00.0", "0000:02:00.0", "02:00.0"])
+@pytest.mark.parametrize(
+    "name", ["1", " 1 ", "01", "GPU-AbC", "gpu-abc", "00000000:02:00.0", "0000:02:00.0", "02:00.0"]
+)
 def test_one_gpu_has_many_names(name: str) -> None:
     assert [one.index for one in choose_gpus(GPUS, [name])] == [1]
 

@@ -37,7 +37,11 @@ def pids(found: GpuHolders) -> tuple[list[int], list[int], list[int]]:
 def test_a_readable_mapping_makes_a_holder_whoever_is_listed() -> None:
     found = find([holds(10), visits(11)])
     assert pids(found) == ([10], [11], [])
-    assert found.holders[0].evidence == ("readable mapping 2048 KiB", "3 open descriptors", "doorbells 128 KiB write-only")
+    assert found.holders[0].evidence == (
+        "readable mapping 2048 KiB",
+        "3 open descriptors",
+        "doorbells 128 KiB write-only",
+    )
     assert killable(found.holders[0])
 
 

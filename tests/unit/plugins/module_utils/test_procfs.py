@@ -34,7 +34,9 @@ def test_a_comm_with_parentheses_and_blanks() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["", "700", "700 (x", "700 (x) S 1", "x (y) S " + "1 " * 30, "700 (x) S a" + " 1" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "700", "700 (x", "700 (x) S 1", "x (y) S " + "1 " * 30, "700 (x) S a" + " 1" * 30]
+)
 def test_a_stat_that_makes_no_sense_is_none(text: str) -> None:
     assert procfs.parse_stat(text) is None
 
@@ -85,7 +87,9 @@ def test_a_recorded_process(tmp_path: Path) -> None:
     assert found[2].kernel_thread
     assert found[2].title == "[kthread]"
     assert procfs.read_boot_id(str(proc)) == BOOT_ID
-    assert procfs.age_s(one, procfs.read_uptime_s(str(proc))) == pytest.approx(100_000 - 5000 / os.sysconf("SC_CLK_TCK"))
+    assert procfs.age_s(one, procfs.read_uptime_s(str(proc))) == pytest.approx(
+        100_000 - 5000 / os.sysconf("SC_CLK_TCK")
+    )
 
 
 def test_a_zombie_with_threads_is_not_dead(tmp_path: Path) -> None:
@@ -156,7 +160,9 @@ def test_parse_unit_never_raises(text: str, number: str) -> None:
 
 
 def test_parse_unit() -> None:
-    text = "Id=x.service\nMainPID=77\nRestart=always\nActiveState=active\nLoadState=loaded\nControlGroup=/system.slice/x\n"
+    text = (
+        "Id=x.service\nMainPID=77\nRestart=always\nActiveState=active\nLoadState=loaded\nControlGroup=/system.slice/x\n"
+    )
     unit = parse_unit(text)
     assert unit is not None
     assert (unit.name, unit.main_pid, unit.restart, unit.active_state) == ("x.service", 77, "always", "active")

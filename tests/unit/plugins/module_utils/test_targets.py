@@ -331,7 +331,10 @@ def worlds(draw: st.DrawFn) -> tuple[Snapshot, Request, Memory]:
         )
         for one in launchers
     ]
-    uses = [draw(st.sampled_from([holds, visits]))(draw(PIDS), draw(st.integers(0, 1))) for _ in range(draw(st.integers(0, 5)))]
+    uses = [
+        draw(st.sampled_from([holds, visits]))(draw(PIDS), draw(st.integers(0, 1)))
+        for _ in range(draw(st.integers(0, 5)))
+    ]
     protect = tuple(draw(st.lists(st.sampled_from(["3", "5", "vim", "x.service"]), max_size=2)))
     units = {one.pid: "x.service" for one in everybody if "x.service" in "".join(one.cgroups)}
     seen = snapshot(

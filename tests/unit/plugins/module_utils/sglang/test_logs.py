@@ -99,7 +99,8 @@ def test_headroom_lines_of_other_versions(line: str, mib: int | None) -> None:
             "configuration file",
         ),
         (
-            "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 100.00 GB free. Please reduce",
+            "ValueError: Not enough host memory available. Requesting 300.00 GB but only have 100.00 GB "
+            "free. Please reduce",
             "Requesting 300.00 GB but only have 100.00 GB free",
         ),
         (
