@@ -28,7 +28,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import cal
 
 def median_ms(call: t.Callable[[], t.Any], rounds: int) -> float:
     times = []
-    for _ in range(rounds):
+    for _unused in range(rounds):
         began = time.perf_counter()
         call()
         times.append((time.perf_counter() - began) * 1000)
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    idle = [subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL) for _ in range(options.processes)]
+    idle = [subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL) for _unused in range(options.processes)]
     try:
         processes = procfs.read_processes()
         rows = [

@@ -22,7 +22,7 @@ mapping = mmap.mmap(node, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mm
 lock = os.open(sys.argv[2], os.O_RDWR)
 fcntl.flock(lock, fcntl.LOCK_EX)
 print(os.getpid(), flush=True)
-for _ in sys.stdin:
+for _unused in sys.stdin:
     child = os.fork()
     if child == 0:
         break

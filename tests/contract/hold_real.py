@@ -20,7 +20,7 @@ import torch
 memory = torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda:0")
 torch.cuda.synchronize()
 print(os.getpid(), flush=True)
-for _ in sys.stdin:
+for _unused in sys.stdin:
     child = os.fork()
     if child == 0:
         break

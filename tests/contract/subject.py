@@ -39,7 +39,7 @@ class Holder:
 
     def _read_pid(self) -> int:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], START_DEADLINE_S)
+        ready, _unused, _unused = select.select([self.process.stdout], [], [], START_DEADLINE_S)
         if not ready:
             self.process.kill()
             raise TimeoutError(f"the holder said nothing within {START_DEADLINE_S} s")
@@ -94,7 +94,9 @@ class Subject:
     def read(self, *prefix: str) -> Reading:
         """One reading by a fresh process; `prefix` is a program that runs it (unshare)."""
         argv = [*prefix, sys.executable, str(HERE / "probe.py")]
-        done = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=PROBE_DEADLINE_S)
+        done = subprocess.run(
+            argv, env=self.env(), capture_output=True, text=True, timeout=PROBE_DEADLINE_S, check=False
+        )
         assert done.returncode == 0, done.stderr
         return t.cast(Reading, json.loads(done.stdout))
 

@@ -60,6 +60,6 @@ def test_one_gpus_process_leaves_the_others_alone(subject: Subject, hold: t.Call
     before = subject.read()["gpus"][1:]
     hold(SIZE_MIB)
     after = subject.read()["gpus"][1:]
-    assert [gpu["compute"] for gpu in after] == [[] for _ in before]
+    assert [gpu["compute"] for gpu in after] == [[] for _unused in before]
     # A process that sees another GPU may take a few MiB there without being listed (measured: 3).
     assert all(gpu["v2"]["used"] <= IDLE_MIB * MIB for gpu in after)

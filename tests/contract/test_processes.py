@@ -30,7 +30,7 @@ def why_no_namespace() -> t.Optional[str]:
     """Why a PID namespace can't be made here, or None."""
     if shutil.which("unshare") is None:
         return "no unshare program (util-linux)"
-    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=30)
+    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=30, check=False)
     return f"no PID namespace can be made here: {tried.stderr.strip()}" if tried.returncode else None
 
 

@@ -115,7 +115,7 @@ class Lab:
         with log.open("wb") as handle:
             try:
                 rc: int | None = subprocess.run(
-                    argv, cwd=ROOT, env=environment, stdout=handle, stderr=subprocess.STDOUT, timeout=420
+                    argv, cwd=ROOT, env=environment, stdout=handle, stderr=subprocess.STDOUT, timeout=420, check=False
                 ).returncode
             except subprocess.TimeoutExpired:
                 rc = None
@@ -277,6 +277,7 @@ def orphan(lab: Lab) -> Figures:
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     ).stdout
     seen = {"parent": holder.pid, "orphan": child, "nvidia_smi_lists": listed, "used_mib": used_mib()}
     refused = short(lab.relaunch({}))
@@ -319,7 +320,7 @@ def timing(lab: Lab) -> Figures:
 
     def timed(call: t.Callable[[], t.Any], count: int = 5) -> float:
         times = []
-        for _ in range(count):
+        for _unused in range(count):
             began = time.monotonic()
             call()
             times.append(time.monotonic() - began)
@@ -328,7 +329,7 @@ def timing(lab: Lab) -> Figures:
     smi = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv"]
     options = look.LookOptions()
     return {
-        "nvidia_smi_s": timed(lambda: subprocess.run(smi, capture_output=True, timeout=60)),
+        "nvidia_smi_s": timed(lambda: subprocess.run(smi, capture_output=True, timeout=60, check=False)),
         "read_by_nvml_s": timed(lambda: nvml.read_by_nvml(10.0)),
         "look_s": timed(lambda: look.look(options)),
         "processes": len(procfs.list_pids()),

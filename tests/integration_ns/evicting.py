@@ -121,10 +121,10 @@ class Host:
 
     def gone(self, pids: t.Iterable[int], deadline_s: float = 10) -> None:
         wanted = set(pids)
-        wait_for(f"{wanted} gone", lambda: not wanted & {pid for pid, _ in self.ns.living()}, deadline_s)
+        wait_for(f"{wanted} gone", lambda: not wanted & {pid for pid, _unused in self.ns.living()}, deadline_s)
 
     def alive(self, pids: t.Iterable[int]) -> bool:
-        return set(pids) <= {pid for pid, _ in self.ns.living()}
+        return set(pids) <= {pid for pid, _unused in self.ns.living()}
 
 
 def sent(result: ModuleResult) -> Pairs:

@@ -44,7 +44,7 @@ def test_a_server_that_comes_back_is_counted_named_and_left_after_three_rounds(h
     assert "respawn" in codes(result)
     assert len(result.json["respawns"]) == 3
     assert {row["supervisor"].split()[1] for row in result.json["respawns"]} == {str(supervisor.pid)}
-    assert supervisor.pid not in {pid for pid, _ in sent(result)}
+    assert supervisor.pid not in {pid for pid, _unused in sent(result)}
     (reason,) = [row for row in result.json["reasons"] if row["code"] == "respawn"]
     assert f"pid {supervisor.pid}" in reason["message"]
     assert "3 times" in reason["message"]

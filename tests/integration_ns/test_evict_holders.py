@@ -74,7 +74,7 @@ def test_orphaned_children_that_the_driver_does_not_list_are_found_by_their_mapp
     assert [row["pid"] for row in info["holders"]] == children
     result = host.evict(scope="gpu", devices=["0"])
     assert not result.failed, result.json
-    assert {pid for pid, _ in sent(result)} == set(children)
+    assert {pid for pid, _unused in sent(result)} == set(children)
     assert result.json["after"][0]["used_mib"] == 0
 
 
@@ -115,7 +115,7 @@ def test_a_zombie_leader_whose_thread_lives_is_found_and_ended(host: Host) -> No
     host.nvml.write(*host.gpus(), Hold(0, mib=5000, pid=zombie.pid))
     result = host.evict(scope="gpu", devices=["0"])
     assert not result.failed, result.json
-    assert {pid for pid, _ in sent(result)} == {zombie.pid}
+    assert {pid for pid, _unused in sent(result)} == {zombie.pid}
     wait_for("gone", lambda: zombie.pid not in host.ns.pids())
 
 

@@ -74,7 +74,7 @@ def test_a_leader_that_ignores_sigterm_is_killed_with_its_tree(host: Host) -> No
     assert stayed["why"].startswith("state S")
     signals = sent(result)
     assert (server.leader.pid, "SIGTERM") in signals
-    assert {pid for pid, _ in signals} <= pids
+    assert {pid for pid, _unused in signals} <= pids
     assert {name for pid, name in signals if pid != server.leader.pid} <= {"SIGKILL"}
     host.gone(pids)
     bounded(result)
@@ -90,7 +90,7 @@ def test_a_stopped_scheduler_gets_the_short_deadline(host: Host) -> None:
     assert "state T" in rung(result, "term")["note"]
     assert rung(result, "term")["seconds"] < 30
     assert (hung, "SIGKILL") in sent(result)
-    assert {pid for pid, _ in sent(result)} <= pids
+    assert {pid for pid, _unused in sent(result)} <= pids
     host.gone(pids)
 
 
@@ -107,7 +107,7 @@ def test_orphans_of_a_leader_killed_in_its_spawn_phase_are_known_by_the_record(h
     result = host.evict(name=NAME)
     assert not result.failed, result.json
     assert orphans <= {pid for pid, name in sent(result) if name == "SIGKILL"}
-    assert bystander.pid not in {pid for pid, _ in sent(result)}
+    assert bystander.pid not in {pid for pid, _unused in sent(result)}
     host.gone(orphans)
     assert host.alive([bystander.pid])
 

@@ -479,7 +479,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     )
     parser.add_argument("what", choices=["up", "cleanup"])
     what = parser.parse_args(arguments).what
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_unused: sys.exit(143))
     try:
         if what == "up":
             return _up()

@@ -77,7 +77,7 @@ def ask(box: Container, method: str, path: str, port: int, body: t.Any = None, *
     """HTTP from inside the container: status (0: no answer) and text."""
     text = "" if body is None else json.dumps(body)
     argv = [PYTHON, "-c", _ASK, method, f"http://127.0.0.1:{port}{path}", key, text]
-    status, _, answer = box.run(argv, ASK_DEADLINE_S).check().stdout.partition(" ")
+    status, _unused, answer = box.run(argv, ASK_DEADLINE_S).check().stdout.partition(" ")
     return int(status), answer
 
 

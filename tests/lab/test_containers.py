@@ -57,7 +57,7 @@ def test_a_killed_run_is_swept_away(lab: Lab) -> None:
     ) as process:
         assert process.stdout is not None
         try:
-            lines = [process.stdout.readline() for _ in range(4)]
+            lines = [process.stdout.readline() for _unused in range(4)]
             inventory = Path(lines[3].split()[1])
             number = int(lines[2].split()[-1])
             directory = inventory.parent
@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
         [sys.executable, "-m", "tests.lab.containers", "up"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
+        lines = [process.stdout.readline() for _unused in range(5)]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     directory = Path(lines[3].split()[1]).parent

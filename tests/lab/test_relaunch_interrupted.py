@@ -86,7 +86,7 @@ def interrupt(box: Container, inventory: Path, scratch: Path, step: str, how: st
         def reached() -> bool:
             text = output.read_text(errors="replace")
             assert process.poll() is None, text
-            _, _, relaunching = text.partition(heading)
+            _unused, _unused, relaunching = text.partition(heading)
             return STEPS[step] in relaunching and bool(modules(box))
 
         wait_for(f"the step {step!r}", reached, STEP_DEADLINE_S)

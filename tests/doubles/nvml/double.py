@@ -311,5 +311,5 @@ class NvmlDouble:
     def __enter__(self) -> NvmlDouble:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         self.close()

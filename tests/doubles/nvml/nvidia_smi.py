@@ -536,7 +536,7 @@ def in_use(gpu: Gpu) -> bool:
     policy = gpu_key(gpu.number, "smi_reset", "auto")
     if policy not in {"auto", "pm", "never"}:
         raise Exit(255, f"NVML double: smi_reset={policy} is none of auto, pm, never\n")
-    live = [row.pid for _, row in process_rows(gpu) if Path(f"/proc/{row.pid}").exists()]
+    live = [row.pid for _unused, row in process_rows(gpu) if Path(f"/proc/{row.pid}").exists()]
     return bool(live or policy == "never" or (policy == "pm" and pynvml.nvmlDeviceGetPersistenceMode(gpu.handle)))
 
 

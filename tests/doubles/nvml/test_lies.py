@@ -67,7 +67,7 @@ Answers = list[t.Any]
 def ask(nvml: NvmlDouble, *expressions: str, prefix: t.Sequence[str] = (), timeout_s: float = DEADLINE_S) -> Answers:
     argv = [*prefix, sys.executable, "-c", SCRIPT, *expressions]
     env = {**os.environ, **nvml.env()}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stderr
     return t.cast(Answers, json.loads(done.stdout))
 
@@ -116,7 +116,12 @@ def test_version_mismatch_still_names_the_library(nvml: NvmlDouble) -> None:
         "except pynvml.NVMLError as error:\n print(error.value, pynvml.nvmlSystemGetNVMLVersion())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **nvml.env()}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script],
+        env={**os.environ, **nvml.env()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == "18 13.580.95.05\n"
 
@@ -224,7 +229,7 @@ def test_health(nvml: NvmlDouble) -> None:
 
 def test_memory_rebounds_over_processes(nvml: NvmlDouble) -> None:
     nvml.write(lies.rebounds(0, 0, 0, 5000, 0))
-    seen = [ask(nvml, "v2(0)")[0] for _ in range(6)]
+    seen = [ask(nvml, "v2(0)")[0] for _unused in range(6)]
     nvml.forget()
     nvml.write(Gpu(0, extra_mib_seq=(0, 7), extra_cycle=True))
     cycled = ask(nvml, "v2(0)", "v1(0)", "v2(0)", "v1(0)", "v2(0)")
@@ -457,6 +462,7 @@ def test_a_wrong_state_is_named_and_never_quiet(nvml: NvmlDouble, text: str, rea
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, "v2(0)"],
         env={**os.environ, **nvml.env()}, capture_output=True, text=True, timeout=DEADLINE_S,
+        check=False,
     )  # fmt: skip
     assert json.loads(done.stdout) == [{"code": 999}]
     assert done.stderr.startswith(f"NVML double: {nvml.state}: ")
@@ -505,7 +511,7 @@ def test_the_default_place_of_the_state(nvml: NvmlDouble) -> None:
     )
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(nvml.library_dir), "STATE": str(nvml.state)}
     argv = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, "-c", script]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (done.stdout, done.stderr) == ("321\n", "")
 
 

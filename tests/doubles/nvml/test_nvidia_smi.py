@@ -24,7 +24,7 @@ def smi(nvml: NvmlDouble, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr. The library's path is left out of the environment, as sudo does."""
     env = {key: value for key, value in {**os.environ, **nvml.env()}.items() if key != "LD_LIBRARY_PATH"}
     argv = [str(nvml.library_dir / "bin" / "nvidia-smi"), *arguments]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -45,10 +45,12 @@ def test_csv_as_the_real_one_prints_it(nvml: NvmlDouble) -> None:
     nvml.write(Gpu(0, name="NVIDIA H200", uuid=uuid, bus="00000000:00:06.0"))
     fields = "index,uuid,pci.bus_id,name,memory.used,memory.total,memory.reserved,memory.free,utilization.gpu"
     fields += ",retired_pages.pending,gpu_recovery_action,clocks_event_reasons.active,persistence_mode,compute_cap"
-    code, out, _ = smi(nvml, f"--query-gpu={fields},mig.mode.current", "--format=csv,noheader,nounits")
+    code, out, _unused = smi(nvml, f"--query-gpu={fields},mig.mode.current", "--format=csv,noheader,nounits")
     row = f"0, {uuid}, 00000000:00:06.0, NVIDIA H200, 0, 143771, 616, 143156, 0, [N/A], None"
     assert (code, out) == (0, f"{row}, 0x0000000000000000, Enabled, 9.0, Disabled\n")
-    code, out, _ = smi(nvml, "--query-gpu=index,memory.used,utilization.gpu,temperature.gpu,gpu_uuid", "--format=csv")
+    code, out, _unused = smi(
+        nvml, "--query-gpu=index,memory.used,utilization.gpu,temperature.gpu,gpu_uuid", "--format=csv"
+    )
     assert out == f"index, memory.used [MiB], utilization.gpu [%], temperature.gpu, uuid\n0, 0 MiB, 0 %, 44, {uuid}\n"
     assert smi(nvml, "--query-gpu=index") == (0, "index\n0\n", "")
     assert smi(nvml, "-L") == (0, f"GPU 0: NVIDIA H200 (UUID: {uuid})\n", "")
@@ -56,7 +58,7 @@ def test_csv_as_the_real_one_prints_it(nvml: NvmlDouble) -> None:
 
 def test_processes(nvml: NvmlDouble, pid: int) -> None:
     nvml.write(Gpu(0), Gpu(1), Hold(1, mib=5638, pid=pid))
-    code, out, _ = smi(nvml, "--query-compute-apps=pid,used_memory,gpu_bus_id,name", "--format=csv")
+    code, out, _unused = smi(nvml, "--query-compute-apps=pid,used_memory,gpu_bus_id,name", "--format=csv")
     assert code == 0
     assert out == f"pid, used_gpu_memory [MiB], gpu_bus_id, process_name\n{pid}, 5638 MiB, 00000000:02:00.0, sleep\n"
     assert smi(nvml, "--query-compute-apps=pid", "--format=csv,noheader", "-i", "0") == (0, "", "")
@@ -65,7 +67,7 @@ def test_processes(nvml: NvmlDouble, pid: int) -> None:
 
 def test_xml(nvml: NvmlDouble, pid: int) -> None:
     nvml.write(Gpu(0), Gpu(1, minor=5), Hold(1, mib=70, pid=pid, listed="na"))
-    code, out, _ = smi(nvml, "-q", "-x")
+    code, out, _unused = smi(nvml, "-q", "-x")
     root = xml.etree.ElementTree.fromstring(out)
     gpus = root.findall("gpu")
     assert (code, root.tag, root.findtext("attached_gpus")) == (0, "nvidia_smi_log", "2")
@@ -79,7 +81,7 @@ def test_xml(nvml: NvmlDouble, pid: int) -> None:
 
 def test_figures_that_cannot_be_had(nvml: NvmlDouble) -> None:
     nvml.write(Gpu(0, util=NA), Gpu(1), *lies.unified_memory(0), Fault("nvmlDeviceGetMemoryInfo*", gpu=1, code=999))
-    code, out, _ = smi(nvml, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits")
+    code, out, _unused = smi(nvml, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits")
     assert (code, out) == (0, "[N/A], [N/A]\n[Unknown Error], 0\n")
     table = smi(nvml)[1]
     assert "N/A / N/A" in table
@@ -114,7 +116,7 @@ def test_a_gpu_without_handle_goes_to_stderr(nvml: NvmlDouble) -> None:
 )
 def test_no_driver(nvml: NvmlDouble, lines: lies.Lines, code: int, text: str) -> None:
     nvml.write(Gpu(0), *lines)
-    found, out, _ = smi(nvml, "-L")
+    found, out, _unused = smi(nvml, "-L")
     assert found == code
     assert text in out
 
@@ -136,7 +138,7 @@ def test_wrong_arguments(nvml: NvmlDouble, arguments: tuple[str, ...], code: int
 @needs_root
 def test_a_reset_is_refused_while_a_process_is_there(nvml: NvmlDouble, pid: int) -> None:
     nvml.write(Gpu(0), Hold(0, mib=5, pid=pid))
-    code, out, _ = smi(nvml, "--gpu-reset", "-i", "0")
+    code, out, _unused = smi(nvml, "--gpu-reset", "-i", "0")
     assert code == 255
     assert "  GPU 00000000:01:00.0: In use by another client\n\n1 device is currently being used" in out
     assert nvml.actions() == ["refused 0"]

@@ -333,7 +333,7 @@ def worlds(draw: st.DrawFn) -> tuple[Snapshot, Request, Memory]:
     ]
     uses = [
         draw(st.sampled_from([holds, visits]))(draw(PIDS), draw(st.integers(0, 1)))
-        for _ in range(draw(st.integers(0, 5)))
+        for _unused in range(draw(st.integers(0, 5)))
     ]
     protect = tuple(draw(st.lists(st.sampled_from(["3", "5", "vim", "x.service"]), max_size=2)))
     units = {one.pid: "x.service" for one in everybody if "x.service" in "".join(one.cgroups)}
@@ -355,7 +355,7 @@ def worlds(draw: st.DrawFn) -> tuple[Snapshot, Request, Memory]:
         protect=protect,
         devices=draw(st.sampled_from([(), ("0",)])),
     )
-    members = {(draw(PIDS), draw(st.integers(1, 3))): "seen before" for _ in range(draw(st.integers(0, 2)))}
+    members = {(draw(PIDS), draw(st.integers(1, 3))): "seen before" for _unused in range(draw(st.integers(0, 2)))}
     return seen, request, Memory(members)
 
 
