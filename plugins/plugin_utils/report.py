@@ -399,6 +399,13 @@ def _host_line(host: str, info: Result) -> list[str]:
     return lines
 
 
+def _flag(value: t.Any) -> str:
+    """A flag's value as people would type it."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_flag, value))
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+
+
 def _server_lines(servers: Result) -> list[str]:
     found = _list(servers, "servers")
     if not found:
@@ -421,11 +428,8 @@ def _server_lines(servers: Result) -> list[str]:
         lines += paragraph(", ".join(facts), f"  {server.get('name') or '(unnamed)'}: {server.get('state')}: ")
         flags = _map(server, "flags")
         if flags:
-            lines += paragraph(
-                " ".join(f"{key}={cell(value).replace(' ', '')}" for key, value in sorted(flags.items())),
-                "flags: ",
-                indent=4,
-            )
+            texts = [f"{key}={_flag(value)}" for key, value in sorted(flags.items()) if key not in ("host", "port")]
+            lines += paragraph(" ".join(texts), "flags: ", indent=4)
     for orphan in _list(servers, "orphans"):
         lines += paragraph(who(orphan), "orphan: ", indent=2)
     return lines

@@ -59,7 +59,7 @@ def test_start_then_a_changed_flag_then_nothing_to_change(host: PlaybookHost, ns
         "2 GPUs (SIMULATED)",
         "sglang::scheduler_TP1",
         "demo: ",
-        "max_total_tokens=2048",
+        "max-total-tokens=2048",
         "RAM: ",
         "/dev/shm: ",
     ):
@@ -86,7 +86,7 @@ def test_check_mode_tells_the_plan_and_changes_nothing(host: PlaybookHost, ns: N
     ):
         assert words in text, text
     assert "start configuration sha256:" in text, text
-    assert any("max_total_tokens" in line for line in run.stdout.splitlines() if line.startswith("+")), run.stdout
+    assert any("max-total-tokens: 2048" in line for line in run.stdout.splitlines() if line.startswith("+")), run.stdout
     assert (ns.living(), host.record("demo")) == before
 
 
