@@ -71,5 +71,8 @@ def test_dirty_is_failed_and_shown(
     assert f"pid {holder}" in dirty.stdout
 
     shown = run_from(where, "inspect", box, inventory, tmp_path, installed).check()
-    assert f"{holder}" in shown.stdout and f"{USED_MIB:,}" in shown.stdout and "holder.service" in shown.stdout
+    row = next(line for line in shown.stdout.splitlines() if f"{USED_MIB:,} / " in line)
+    assert f" {holder}  holder " in row, row
+    held = shown.of_action("gpu_info")[0].result["gpus"][0]["holders"]
+    assert [(one["pid"], one["unit"], one["user"]) for one in held] == [(holder, "holder.service", SERVER_USER)]
     assert holder in gpus.holders(0)

@@ -18,12 +18,13 @@ from ansible_collections.cleanslate.sglang.tests.lab.gpus import Gpus
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import (
     API_KEY,
     host_vars,
+    run_module_on,
     run_on,
     server,
     write_inventory,
 )
 from ansible_collections.cleanslate.sglang.tests.lab.rootfs import SERVER_USER
-from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, unit_state
+from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, unit_state, wait_serving
 
 pytestmark = pytest.mark.lab
 
@@ -38,14 +39,24 @@ def relaunch(box: Container, scratch: Path, *servers: dict[str, t.Any], **option
     return run_on(box, ROOT / "playbooks/relaunch.yml", inventory, scratch, "-e", "server=chat", **options)
 
 
+def launch(box: Container, scratch: Path, settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """server_launch alone, as the role calls it; its result."""
+    wanted = ("name", "port", "python", "user", "group", "flags", "environment", "api_key", "gpus")
+    arguments = {"launcher": "systemd", **{name: settings[name] for name in wanted}}
+    done = run_module_on(box, "server_launch", arguments, scratch)
+    assert done.status == "ok", done.result
+    return done.result
+
+
 def main_pid(box: Container) -> int:
     return int(unit_state(box, UNIT, "MainPID")["MainPID"])
 
 
 @pytest.mark.promise
 def test_launch_and_relaunch_with_a_changed_flag(box: Container, gpus: Gpus, tmp_path: Path) -> None:
-    first = relaunch(box, tmp_path, server("chat", PORT, 0)).check()
+    first = launch(box, tmp_path, server("chat", PORT, 0))
     old = main_pid(box)
+    wait_serving(box, PORT, key=API_KEY)
     assert old and gpus.holders(0) and not gpus.holders(1)
 
     text = (box.root / "etc/systemd/system" / UNIT).read_text()
@@ -62,11 +73,12 @@ def test_launch_and_relaunch_with_a_changed_flag(box: Container, gpus: Gpus, tmp
     assert shown["LimitMEMLOCK"] == "infinity"
     assert {one.uid for one in box.processes().values() if one.title.startswith("sglang::")} == {process.uid} != {0}
 
-    launch = sorted((box.root / STATE / "launches").iterdir())[-1]
+    folder = sorted((box.root / STATE / "launches").iterdir())[-1]
     for name in ("config.yaml", "env"):
-        assert stat.S_IMODE((launch / name).stat().st_mode) == 0o600, name
-    assert API_KEY in (launch / "config.yaml").read_text()
-    _the_key_shows_nowhere(box, first)
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
+    assert API_KEY in (folder / "config.yaml").read_text()
+    _the_key_shows_nowhere(box)
+    assert API_KEY not in str(first)
 
     second = relaunch(box, tmp_path, server("chat", PORT, 0, flags={"max_total_tokens": 2048})).check()
     rungs = second.of_action("gpu_evict")[0].result["rungs"]
@@ -75,16 +87,33 @@ def test_launch_and_relaunch_with_a_changed_flag(box: Container, gpus: Gpus, tmp
     status, answer = ask(box, "GET", "/server_info", PORT, key=API_KEY)
     assert status == 200 and '"max_total_tokens": 2048' in answer
     assert ask(box, "GET", "/v1/models", PORT)[0] == 401
-    _the_key_shows_nowhere(box, second)
+    _the_key_shows_nowhere(box)
+    assert API_KEY not in second.stdout + second.stderr
+    assert not [task.task for task in second.tasks if API_KEY in str(task.result)]
 
 
-def _the_key_shows_nowhere(box: Container, run: PlaybookRun) -> None:
-    """Not in any command line, in the unit, in what we printed, or in what we logged and recorded."""
+def test_a_launch_that_hangs_in_its_start_is_relaunched(box: Container, gpus: Gpus, tmp_path: Path) -> None:
+    """It never listens and holds its GPU; the proof gives up on it, and the next relaunch ends it and serves."""
+    hanging = server("chat", PORT, 0, environment={"SGLANG_STANDIN_HANG": "sleep"}, ready_deadline_s=5)
+    run = relaunch(box, tmp_path, hanging)
+    assert run.rc == 2 and run.of_action("server_ready")[0].result["verdict"] == "timeout", run.stdout
+    stuck = main_pid(box)
+    # A proof that fails leaves the server as it is, for people to look at.
+    assert stuck in box.processes()
+
+    again = relaunch(box, tmp_path, server("chat", PORT, 0)).check()
+    rungs = again.of_action("gpu_evict")[0].result["rungs"]
+    assert [rung["rung"] for rung in rungs] == ["stop"], rungs
+    assert stuck not in box.processes() and main_pid(box) in box.processes()
+    assert len(gpus.holders(0)) == 1
+    assert ask(box, "GET", "/health", PORT, key=API_KEY)[0] == 200
+
+
+def _the_key_shows_nowhere(box: Container) -> None:
+    """Not in any command line, in the unit, or in what we logged and recorded."""
     assert not [one for one in box.processes().values() if API_KEY in one.title]
     assert API_KEY not in box.run(["systemctl", "show", UNIT], 30).check().stdout
     assert API_KEY not in box.run(["systemctl", "cat", UNIT], 30).check().stdout
-    assert API_KEY not in run.stdout + run.stderr
-    assert not [task.task for task in run.tasks if API_KEY in str(task.result)]
     assert API_KEY not in (box.root / STATE / "current.json").read_text()
     # SGLang itself prints its arguments with the key; our own lines in the journal must not.
     journal = box.run(["journalctl", "--no-pager", "-o", "short", "-t", "ansible"], 30).stdout
