@@ -177,6 +177,17 @@ def test_an_unreadable_process(host: FakeHost) -> None:
     assert_not_proved(host, "pid 10")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="to others than root an unreadable init says nothing")
+def test_an_init_that_not_even_root_can_look_into_is_no_user(host: FakeHost) -> None:
+    host.shm_file(MQ)
+    maps = host.proc / "1" / "maps"
+    maps.unlink()
+    maps.mkdir()
+    reading = read(host)
+    assert reading.scan_complete is True
+    assert any("pid 1" in problem.message for problem in reading.problems)
+
+
 def test_a_process_that_ends_during_the_scan_hides_nothing(host: FakeHost) -> None:
     host.shm_file(MQ)
     base = host.process(10, ["a"])
