@@ -49,6 +49,11 @@ def failure(result: t.Any) -> str:
     everything = f"{text} {output}"
     if result.get("unreachable"):
         return f"unreachable: {text}"
+    if cut_off(result):
+        return (
+            "the connection was lost while it ran, or it was killed there; what it did is not known, and it may "
+            "still run on the host. Run the same again"
+        )
     if "sudo" in everything and ("not found" in everything or "No such file" in everything):
         return "there is no sudo to become root with; connect as root and set sglang_become: false, or install sudo"
     if "password" in everything and ("Missing" in everything or "required" in everything or "Incorrect" in everything):
@@ -57,6 +62,13 @@ def failure(result: t.Any) -> str:
         said = shortened(text or output, 200)
         return f"the Python interpreter for Ansible's modules is missing: {said}; see ansible_python_interpreter"
     return text or shortened(output, 300) or "it failed without a message"
+
+
+def cut_off(result: t.Any) -> bool:
+    """Whether a module's answer never came: Ansible got nothing that it could read, not even an error's text."""
+    if not isinstance(result, t.Mapping) or "deserialization failed: No start of json" not in str(result.get("msg")):
+        return False
+    return not any(str(result.get(key) or "").strip() for key in ("module_stderr", "module_stdout"))
 
 
 def _reason(reason: t.Any) -> str:
@@ -294,6 +306,8 @@ def _outcome(results: Result) -> str:
     if _ran(results.get("verify")):
         return "SERVING" if _map(results, "verify").get("ready") is True else "FAILED: it does not serve"
     if _ran(results.get("launch")):
+        if cut_off(results.get("launch")):
+            return "FAILED: broken off in the start; whether it was started is not known"
         started = _map(results, "launch").get("launch_id")
         return "FAILED: it was started, not proved" if started else "FAILED: it was not started"
     if _ran(results.get("clean")):

@@ -77,7 +77,8 @@ def interrupt(box: Container, inventory: Path, scratch: Path, step: str, how: st
     output = scratch / "interrupted.log"
     argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(ROOT / "playbooks/relaunch.yml")]
     argv += ["-i", str(inventory), "-e", "server=chat"]
-    env = {**os.environ, **playbook_env(scratch), **ansible_env(box)}
+    events = {"HARNESS_EVENTS": str(scratch / "interrupted.events")}
+    env = {**os.environ, **playbook_env(scratch), **ansible_env(box), **events}
     with output.open("wb") as sink:
         process = subprocess.Popen(argv, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True)
     try:
@@ -140,6 +141,9 @@ def test_the_next_run_finishes_the_job(box: Container, gpus: Gpus, tmp_path: Pat
         tmp_path / "hosts.json", {box.name: host_vars(box, [server("chat", PORT, 0, environment=slow)])}
     )
     assert interrupt(box, inventory, tmp_path, step, how) != 0
+    if how == "lost":
+        said = " ".join((tmp_path / "interrupted.log").read_text().split())
+        assert "the connection was lost" in said and "Run the same again" in said, said
     # A module goes on without its connection and ends by itself; only then are its files as it leaves them.
     wait_for("the module's own end", lambda: not modules(box), 120)
     nothing_half_written(box)

@@ -82,6 +82,14 @@ def test_a_whole_relaunch() -> None:
         ({"verify": {"msg": "Timed out"}}, "FAILED: it does not serve"),
         ({"verify": {"ready": "true"}}, "FAILED: it does not serve"),
         ({"verify": {}, "launch": {"msg": "no such user"}}, "FAILED: it was not started"),
+        (
+            {"verify": {}, "launch": {"msg": "Module result deserialization failed: No start of json char found"}},
+            "FAILED: broken off in the start; whether it was started is not known",
+        ),
+        (
+            {"verify": {}, "launch": {"msg": "deserialization failed: No start of json", "module_stderr": "bad python"}},
+            "FAILED: it was not started",
+        ),
         ({"verify": {}, "launch": {}}, "FAILED: broken off before the start"),
         ({"verify": {}, "launch": {}, "clean": {"verdict": "unknown"}}, "FAILED: not clean (unknown)"),
         ({"verify": {}, "launch": {}, "clean": {"msg": "Timed out"}}, "FAILED: not clean (unknown)"),
