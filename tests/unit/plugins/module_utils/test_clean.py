@@ -9,7 +9,7 @@ import dataclasses
 import typing as t
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Facts, Limits, Sample, judge
@@ -298,44 +298,53 @@ def test_dirty_outranks_unknown_and_comes_first() -> None:
 
 # --- properties ---
 
-OPTIONAL_MIB = st.sampled_from([None, 0, 10, 64, 65, 900])
 LIMITS = Limits(required_available_mib=1000, ports=(30000,), expected_gpus=2, baselines={"1": 5})
+
+
+def mostly(good: t.Any, *others: t.Any) -> st.SearchStrategy[t.Any]:
+    """Nearly always ``good``, so that hosts with one or two faults, and clean ones, are common."""
+    return st.sampled_from([*[good] * (10 * len(others)), *others])
 
 
 @st.composite
 def hosts(draw: st.DrawFn) -> Facts:
+    use = draw(st.sampled_from([None, None, None, holds, visits, visits]))
+    pid, minor_in_use = draw(st.sampled_from([30, 31])), draw(st.integers(0, 1))
+    uses = [] if use is None else [use(pid, minor_in_use)]
     gpus = []
-    for index in range(draw(st.integers(0, 2))):
-        used = draw(OPTIONAL_MIB)
-        excludes = draw(st.booleans())
+    for index in range(2):
+        used = draw(mostly(0, None, 10, 64, 65, 69, 70, 900))
+        excludes = draw(mostly(True, False))
         kind = None if used is None else memory(used, used_excludes_reserved=excludes, api="v2" if excludes else "v1")
-        listed = draw(st.sampled_from([None, (), (30,), (31,), (99,)]))
+        listed = draw(st.sampled_from([(), (pid,)]) if uses and index == minor_in_use else mostly((), None, (99,)))
         rows = None if listed is None else tuple(NvmlProcess(pid, "compute", None) for pid in listed)
-        health = GpuHealth(remap_failure=draw(st.sampled_from([None, False, True])))
-        minor = draw(st.sampled_from([index, index, None]))
+        health = GpuHealth(remap_failure=draw(mostly(False, None, True)))
+        minor = draw(mostly(index, None))
         gpus.append(gpu(index, memory=kind, processes=rows, health=health, minor=minor))
-    users = [pid for pid in (30, 31) if draw(st.booleans())]
-    uses = [draw(st.sampled_from([holds, visits]))(pid, draw(st.integers(0, 1))) for pid in users]
     server = process(30, LEADER)
-    leaders = [leader(server, draw(st.sampled_from([None, 30000, 30001])))] if draw(st.booleans()) else []
-    reading = draw(st.sampled_from([GpuReading("nvml", tuple(gpus)), GpuReading("nvml", None)]))
+    port = draw(mostly(0, None, 30000, 30001))
+    leaders = [] if port == 0 else [leader(server, port)]
     seen = snapshot(
         server if leaders else process(30),
-        process(31, draw(st.sampled_from(["sglang::scheduler", "python3"]))),
-        reading=reading,
+        process(31, draw(mostly("python3", "sglang::scheduler"))),
+        reading=GpuReading("nvml", draw(mostly(tuple(gpus), None, tuple(gpus[:1])))),
         uses=uses,
         leaders=leaders,
-        unreadable=draw(st.sampled_from([(), (31,)])),
+        unreadable=draw(mostly((), (31,))),
     )
-    base = facts(seen)
-    ports: t.Any = draw(st.sampled_from([None, (), (PortUse(30000, "::", "LISTEN", 1),)]))
+    ports: t.Any = draw(mostly((), None, (PortUse(30000, "::", "LISTEN", 1),)))
     return dataclasses.replace(
-        base,
-        available_mib=draw(st.sampled_from([None, 999, 1000])),
-        shm=shm(draw(st.sampled_from([None, 1, 64]))),
+        facts(seen),
+        available_mib=draw(mostly(1000, None, 999)),
+        shm=shm(draw(mostly(64, None, 1))),
         ports=ports,
-        cgroup=CgroupLimit(2, "/", None, None, None, draw(st.booleans())),
+        cgroup=CgroupLimit(2, "/", None, None, None, draw(mostly(True, False))),
     )
+
+
+def test_the_property_tests_see_clean_hosts_too() -> None:
+    seen = hosts().filter(lambda one: judge(one, LIMITS).state == "clean")
+    find(seen, lambda _one: True, settings=settings(max_examples=200, deadline=None, database=None))
 
 
 @settings(max_examples=300, deadline=None)
