@@ -234,8 +234,9 @@ class Lab:
             raise LabError(reason)
         self.base = _make_base()
         sweep(self.base)
-        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=self.base))
-        self._lock = _locked(self.directory / "alive")
+        with _base_lock(self.base):
+            self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=self.base))
+            self._lock = _locked(self.directory / "alive")
         self.lxc = self.directory / "lxc"
         self.lxc.mkdir()
         # A unix socket's path has at most 108 bytes, so this one is short.
@@ -343,12 +344,14 @@ def sweep(base: Path) -> list[str]:
     """Remove the runs whose process is dead; returns their names."""
     removed = []
     for directory in sorted(base.glob("run-*")):
-        try:
-            lock = _locked(directory / "alive")
-        except BlockingIOError:
-            continue
-        except FileNotFoundError:
-            continue  # its own process removes it at this moment
+        # A run's folder and its lock appear together.
+        with _base_lock(base):
+            try:
+                lock = _locked(directory / "alive")
+            except BlockingIOError:
+                continue
+            except FileNotFoundError:
+                continue  # its own process removes it at this moment
         try:
             remove_run(directory)
         finally:
@@ -382,6 +385,16 @@ def _locked(path: Path, *, wait: bool = False) -> int:
     return descriptor
 
 
+@contextlib.contextmanager
+def _base_lock(base: Path) -> t.Iterator[None]:
+    """For short steps that two runs must not do at the same time."""
+    lock = _locked(base / "lock", wait=True)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def _take_slot(base: Path) -> tuple[int, int]:
     end = time.monotonic() + SLOT_DEADLINE_S
     for attempt in itertools.count():
@@ -398,25 +411,19 @@ def _take_slot(base: Path) -> tuple[int, int]:
 
 def make_bridge(base: Path) -> None:
     """The bridge, shared by all runs of this machine."""
-    lock = _locked(base / "bridge", wait=True)
-    try:
+    with _base_lock(base):
         if not os.path.isdir(f"/sys/class/net/{BRIDGE}"):
             _run("ip", "link", "add", BRIDGE, "type", "bridge")
             _run("ip", "address", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
         _run("ip", "link", "set", BRIDGE, "up")
-    finally:
-        os.close(lock)
 
 
 def remove_bridge(base: Path) -> None:
     """Remove the bridge once no run lives and nothing is plugged into it."""
-    lock = _locked(base / "bridge", wait=True)
-    try:
+    with _base_lock(base):
         ports = Path(f"/sys/class/net/{BRIDGE}/brif")
         if ports.is_dir() and not any(ports.iterdir()) and not any(base.glob("run-*")):
             _run("ip", "link", "delete", BRIDGE)
-    finally:
-        os.close(lock)
 
 
 # --- small things -----------------------------------------------------------------------------------------------------
