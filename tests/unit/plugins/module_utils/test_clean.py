@@ -424,11 +424,9 @@ def forget(seen: Facts, what: str) -> Facts:
     }[what]()
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    hosts(),
-    st.sampled_from(FORGETTABLE),
-)
-def test_knowing_less_never_makes_a_host_clean(seen: Facts, what: str) -> None:
+@settings(max_examples=200, deadline=None)
+@given(hosts())
+def test_knowing_less_never_makes_a_host_clean(seen: Facts) -> None:
     if judge(seen, LIMITS).state != "clean":
-        assert judge(forget(seen, what), LIMITS).state != "clean"
+        for what in FORGETTABLE:
+            assert judge(forget(seen, what), LIMITS).state != "clean", what
