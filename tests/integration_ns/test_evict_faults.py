@@ -194,5 +194,3 @@ def test_where_memory_belongs_to_the_driver_alone_it_is_not_signalled(host: Host
     result = host.evict(scope="gpu", devices=["0"])
     assert sent(result) == set()
     assert host.alive([listed.pid])
-
-

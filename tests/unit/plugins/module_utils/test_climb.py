@@ -58,14 +58,14 @@ class World:
         monkeypatch.setattr(time, "sleep", self._sleep)
         monkeypatch.setattr(climb, "look", lambda _options: self.look())
         monkeypatch.setattr(climb, "look_with", lambda _options, _reading: self.look())
-        monkeypatch.setattr(climb.nvml, "read_gpus", lambda *_: self.read())
+        monkeypatch.setattr(climb.nvml, "read_gpus", lambda *_unused: self.read())
         monkeypatch.setattr(climb, "grip", self._grip)
         monkeypatch.setattr(Grip, "close", lambda held: self.open.discard(held.fd))
         monkeypatch.setattr(climb, "send", self._send)
         monkeypatch.setattr(climb, "wait_ended", self._wait)
         monkeypatch.setattr(climb, "ask_to_stop", self._stop)
-        monkeypatch.setattr(climb, "read_identity", lambda pid: self.processes.get(pid))
-        monkeypatch.setattr(climb, "read_process", lambda pid: self.processes.get(pid))
+        monkeypatch.setattr(climb, "read_identity", self.processes.get)
+        monkeypatch.setattr(climb, "read_process", self.processes.get)
         monkeypatch.setattr(climb, "call_bounded", lambda function, _deadline_s: Called(value=function()))
         monkeypatch.setattr(climb, "read_wchan", lambda pid: "uvm_wait")
         monkeypatch.setattr(climb, "holds_now", self._holds_now)
@@ -199,7 +199,7 @@ def test_how_long_the_leader_gets(world: World, hung: bool, state: str, seconds:
     world.deaf = {100: {"SIGTERM"}, 101: set()}
     climber = world.climb(hung=hung)
     assert climber.report.rungs[0].seconds == seconds
-    assert [name for name, _ in world.log] == ["SIGTERM", "SIGKILL", "SIGKILL"]
+    assert [name for name, _pid in world.log] == ["SIGTERM", "SIGKILL", "SIGKILL"]
     note = climber.report.rungs[0].note
     assert ("short deadline" in note) == (seconds == 10)
     assert ("state T" in note) == (state == "T")

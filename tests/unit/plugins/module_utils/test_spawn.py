@@ -101,8 +101,8 @@ def test_a_call_and_its_value() -> None:
 
 
 def test_an_exception_comes_back_in_words() -> None:
-    called = call_bounded(lambda: [][1], GENEROUS_S)
-    assert (called.value, called.ok, called.error) == (None, False, "IndexError: list index out of range")
+    called = call_bounded(lambda: {}["absent"], GENEROUS_S)
+    assert (called.value, called.ok, called.error) == (None, False, "KeyError: 'absent'")
 
 
 def test_a_value_that_is_no_json_and_a_crash_are_errors() -> None:
