@@ -9,7 +9,7 @@ import dataclasses
 import typing as t
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Facts, Limits, Sample, judge
@@ -424,7 +424,15 @@ def forget(seen: Facts, what: str) -> Facts:
     }[what]()
 
 
+LISTED_VISITOR = snapshot(process(30), gpus=[gpu(0, listed=[30]), gpu(1)], uses=[visits(30)])
+MAPPED_HOLDER = snapshot(process(30), gpus=[gpu(0), gpu(1)], uses=[holds(30)])
+OUR_SERVER = snapshot(process(30, LEADER), gpus=[gpu(0), gpu(1)], leaders=[leader(process(30, LEADER))])
+
+
 @settings(max_examples=200, deadline=None)
+@example(facts(LISTED_VISITOR, available_mib=1000))
+@example(facts(MAPPED_HOLDER, available_mib=1000))
+@example(facts(OUR_SERVER, available_mib=1000))
 @given(hosts())
 def test_knowing_less_never_makes_a_host_clean(seen: Facts) -> None:
     if judge(seen, LIMITS).state != "clean":
