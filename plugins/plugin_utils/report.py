@@ -8,12 +8,16 @@ A step that did not run, or whose module gave no result, is said to be so; nothi
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 from .tables import UNKNOWN, Column, cell, duration, paragraph, shortened, table
 
 Result = t.Mapping[str, t.Any]
 _LABEL = 10
+# Ansible's and sudo's own words, so that a module's message about some password is left as it is.
+_NO_SUDO = re.compile(r"sudo: (?:command )?not found|sudo: No such file")
+_NO_PASSWORD = re.compile(r"(?:Missing|Incorrect) \w+ password|sudo: a password is required")
 
 
 def _label(word: str) -> str:
@@ -54,11 +58,11 @@ def failure(result: t.Any) -> str:
             "the connection was lost while it ran, or it was killed there; what it did is not known, and it may "
             "still run on the host. Run the same again"
         )
-    if "sudo" in everything and ("not found" in everything or "No such file" in everything):
+    if _NO_SUDO.search(everything):
         return "there is no sudo to become root with; connect as root and set sglang_become: false, or install sudo"
-    if "password" in everything and ("Missing" in everything or "required" in everything or "Incorrect" in everything):
+    if _NO_PASSWORD.search(everything):
         return f"no permission to become root: {shortened(text or output, 200)}; see --ask-become-pass"
-    if "interpreter" in text or result.get("rc") == 127:
+    if "The module interpreter" in text or result.get("rc") == 127:
         said = shortened(text or output, 200)
         return f"the Python interpreter for Ansible's modules is missing: {said}; see ansible_python_interpreter"
     return text or shortened(output, 300) or "it failed without a message"

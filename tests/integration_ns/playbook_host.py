@@ -150,6 +150,7 @@ def refusal_of(run: PlaybookRun) -> str:
     failed = [task for task in run.tasks if task.status == "failed" and not task.ignored]
     assert run.rc == 2, f"rc {run.rc}\n{run.stdout}\n{run.stderr}"
     assert len(failed) == 1, f"{len(failed)} errors\n{run.stdout}\n{run.stderr}"
-    touched = [task.action for task in run.tasks if task.action.rpartition(".")[2] in CHANGING]
+    changing = [task for task in run.tasks if task.action.rpartition(".")[2] in CHANGING]
+    touched = [task.task for task in changing if task.result.get("changed")]
     assert not touched, f"{touched} ran\n{run.stdout}"
     return str(failed[0].result["msg"])

@@ -154,14 +154,21 @@ def test_gpus_that_cannot_be_read_are_named(host: PlaybookHost) -> None:
     assert "Driver Not Loaded" in message
 
 
-@pytest.mark.parametrize(("kind", "words"), [("absent", "is missing"), ("plain", "can't be executed")])
+@pytest.mark.parametrize(("kind", "words"), [("absent", "is missing"), ("plain", "is not executable")])
 def test_a_missing_interpreter_of_sglang_is_named(host: PlaybookHost, kind: str, words: str) -> None:
     python = host.directory / "python"
     if kind == "plain":
         python.write_text("not a program")
     host.servers[0]["python"] = str(python)
     message = refusal_of(host.run("relaunch.yml"))
-    assert f"server 'chat': its Python interpreter {python} {words}" in message
+    assert f"gpu01: server 'chat': python: {python} {words}" in message
+
+
+def test_a_missing_account_is_named(host: PlaybookHost) -> None:
+    host.servers[0]["user"] = "nobody-of-this-name"
+    message = refusal_of(host.run("relaunch.yml"))
+    assert "server 'chat'" in message
+    assert "nobody-of-this-name" in message
 
 
 def test_a_missing_interpreter_of_the_modules_is_named(host: PlaybookHost) -> None:

@@ -39,8 +39,7 @@ def start_bystanders(ns: Namespace, directory: Path, nodes: list[Path]) -> dict[
     return t.cast("dict[str, int]", json.loads(text.splitlines()[-1]))
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("scope", ["server", "gpu"])
+@pytest.mark.parametrize("scope", ["server", pytest.param("gpu", marks=pytest.mark.promise)])
 def test_nobody_else_is_touched(ns: Namespace, tmp_path: Path, nodes: list[Path], scope: str) -> None:
     """Promise 2: notebook, editor, monitoring, GPU services and a second server on the other GPU live on."""
     host = PlaybookHost(tmp_path, ns)

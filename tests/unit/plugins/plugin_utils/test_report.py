@@ -87,7 +87,7 @@ def test_a_whole_relaunch() -> None:
             "FAILED: broken off in the start; whether it was started is not known",
         ),
         (
-            {"verify": {}, "launch": {"msg": "deserialization failed: No start of json", "module_stderr": "bad python"}},
+            {"verify": {}, "launch": {"msg": "deserialization failed: No start of json", "module_stderr": "bad"}},
             "FAILED: it was not started",
         ),
         ({"verify": {}, "launch": {}}, "FAILED: broken off before the start"),
@@ -135,7 +135,7 @@ def test_a_figure_that_could_not_be_read_is_unknown_not_zero() -> None:
             "the Python interpreter for Ansible's modules is missing",
         ),
         ({"msg": "sudo: a password is required"}, "no permission to become root"),
-        ({"msg": "The module interpreter '/x' was not found."}, "the Python interpreter for Ansible's modules is missing"),
+        ({"msg": "The module interpreter '/x' was not found."}, "the Python interpreter for Ansible's modules"),
         ({"msg": "python: /x is no interpreter"}, "python: /x is no interpreter"),
         ({"msg": "ssl_keyfile_password is required"}, "ssl_keyfile_password is required"),
         ({"msg": "GPU 9 is not there"}, "GPU 9 is not there"),
