@@ -26,7 +26,8 @@ extends_documentation_fragment:
   - cleanslate.sglang.attributes.actiongroup_sglang
   - cleanslate.sglang.options.devices
 notes:
-  - Run it as root. Other users can't see what foreign processes have open, and C(complete) in RV(scan) is then V(false).
+  - Run it as root. Other users can't see what foreign processes have open, and C(complete) in RV(scan) is then
+    V(false).
   - With C(nvidia-ml-py) in the module's own interpreter NVML is asked directly (some 10 ms), else C(nvidia-smi) is.
 seealso:
   - module: cleanslate.sglang.clean_state

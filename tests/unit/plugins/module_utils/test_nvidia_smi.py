@@ -86,7 +86,7 @@ def test_what_is_no_xml_of_nvidia_smi_is_none(text: str) -> None:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, done: Completed) -> GpuReading:
-    monkeypatch.setattr(nvidia_smi, "run_bounded", lambda *_: done)
+    monkeypatch.setattr(nvidia_smi, "run_bounded", lambda *_unused: done)
     return nvidia_smi.read_by_nvidia_smi(5, "/nowhere")
 
 
