@@ -13,29 +13,34 @@ MUTE = 3
 DEAD = tuple(range(3_998_000, 3_998_025))
 MIB = 160 * 1024 // 25
 TOTAL_MIB = 8 * 5 * MIB
+INSTANCES = tuple((gpu, mig) for gpu in (0, 1) for mig in range(4))  # one GPU has seven at most
 
 
 def dead_pids() -> list[Line]:
-    return [Hold(0, mib=MIB, always=True, pid=pid, mig=number % 8) for number, pid in enumerate(DEAD)]
+    places = [INSTANCES[number % 8] for number in range(len(DEAD))]
+    return [Hold(gpu, mig=mig, mib=MIB, always=True, pid=pid) for pid, (gpu, mig) in zip(DEAD, places)]
 
 
 def test_the_instance_that_gives_no_answer_is_null(recorded: Recorded) -> None:
-    recorded.nvml.write(Gpu(0, total_mib=TOTAL_MIB), *lies.mig_with_a_mute_instance(0, 8, MUTE), *dead_pids())
-    (gpu,) = recorded.module("gpu_info").json["gpus"]
-    used = [None if one["memory"] is None else one["memory"]["used_mib"] for one in gpu["mig"]]
-    assert used[MUTE] is None
-    assert gpu["mig"][MUTE]["errors"][0]["code"] == lies.UNKNOWN
-    assert all(mib is not None and mib >= 3 * MIB for number, mib in enumerate(used) if number != MUTE)
-    assert gpu["stale_pids"] == list(DEAD)
+    gpus = [Gpu(index, total_mib=TOTAL_MIB) for index in (0, 1)]
+    slices = [*lies.mig_with_a_mute_instance(0, 4, MUTE), *(Mig(1, number) for number in range(4))]
+    recorded.nvml.write(*gpus, *slices, *dead_pids())
+    found = recorded.module("gpu_info").json["gpus"]
+    used = {(gpu["index"], slot): one["memory"] for gpu in found for slot, one in enumerate(gpu["mig"])}
+    assert used.pop((0, MUTE)) is None
+    assert found[0]["mig"][MUTE]["errors"][0]["code"] == lies.UNKNOWN
+    assert len(used) == 7
+    assert sum(memory["used_mib"] for memory in used.values()) == 22 * MIB
+    assert sorted(found[0]["stale_pids"] + found[1]["stale_pids"]) == list(DEAD)
     result = recorded.clean()
     assert result.json["verdict"] == "dirty"
     assert codes(result).count("memory_in_use") == 7
     assert codes(result).count("mig_no_answer") == 1
-    assert codes(result).count("stale_pid") == 1
+    assert codes(result).count("stale_pid") == 2
 
 
 def test_a_mute_instance_alone_is_unknown(recorded: Recorded) -> None:
-    recorded.nvml.write(Gpu(0), *lies.mig_with_a_mute_instance(0, 8, MUTE))
+    recorded.nvml.write(Gpu(0), *lies.mig_with_a_mute_instance(0, 7, MUTE))
     result = recorded.clean()
     assert (result.json["verdict"], codes(result)) == ("unknown", ["mig_no_answer"])
 
@@ -47,5 +52,5 @@ def test_instances_that_cannot_be_counted_are_unknown(recorded: Recorded) -> Non
 
 
 def test_free_instances_are_clean(recorded: Recorded) -> None:
-    recorded.nvml.write(Gpu(0), *(Mig(0, number) for number in range(8)))
+    recorded.nvml.write(Gpu(0), *(Mig(0, number) for number in range(7)))
     assert recorded.clean().json["verdict"] == "clean"
