@@ -101,7 +101,8 @@ def test_a_call_and_its_value() -> None:
 
 
 def test_an_exception_comes_back_in_words() -> None:
-    called = call_bounded(lambda: {}["absent"], GENEROUS_S)
+    empty: dict[str, str] = {}
+    called = call_bounded(lambda: empty["absent"], GENEROUS_S)
     assert (called.value, called.ok, called.error) == (None, False, "KeyError: 'absent'")
 
 
