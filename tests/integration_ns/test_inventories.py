@@ -35,7 +35,7 @@ CHECK = """
         (
             "example",
             ["-e", f"@{ROOT / 'inventory/example/group_vars/sglang/vault.yml.example'}"],
-            {"gpu01": ["chat", "embed"], "gpu02": ["main"], "ct129": ["chat"]},
+            {"gpu01": ["chat", "draft"], "gpu02": ["main"], "ct129": ["chat"]},
         ),
     ],
 )
