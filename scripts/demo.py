@@ -235,14 +235,30 @@ def simulated_gpus(work: Path) -> dict[str, str]:
     return {"CLEANSLATE_DEMO_NVML": str(double.library_dir), "CLEANSLATE_NVML_STATE": str(double.state)}
 
 
-def chat(url: str, model: str) -> str:
-    """Ask for one chat completion; returns the assistant's text."""
+def chat(url: str, model: str) -> dict[str, t.Any]:
+    """Ask for one chat completion; returns the parsed answer."""
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 24}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"])
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return t.cast("dict[str, t.Any]", json.load(answer))
+    except (OSError, ValueError) as error:
+        raise DemoError(f"no chat completion from {url}: {error}") from None
+
+
+def show_chat(url: str, model: str) -> None:
+    """Print what the server answers; an answer without tokens fails the demo."""
+    print(f"POST {url}/v1/chat/completions  'Say hello.'")
+    answer = chat(url, model)
+    message = answer["choices"][0]["message"]
+    for part in ("reasoning_content", "content"):
+        print(f"    {part}: {message.get(part)!r}")
+    tokens = answer["usage"]["completion_tokens"]
+    print(f"    {tokens} tokens (a tiny model with random weights: the words mean nothing, the tokens are real)")
+    if not tokens:
+        raise DemoError("the server answered without a single token")
 
 
 def main_prepared(venv: Path) -> int:
@@ -261,9 +277,7 @@ def main_prepared(venv: Path) -> int:
         say(f"2. Relaunch it with another flag: {CHANGED_FLAGS}")
         playbooks.run("relaunch.yml", "-e", json.dumps({"demo_flags": CHANGED_FLAGS}))
         say("3. What the second server answers")
-        print(f"POST {url}/v1/chat/completions  'Say hello.'")
-        print(f"    {chat(url, server['flags']['served_model_name'])!r}")
-        print("    (a tiny model with random weights: the words mean nothing, the tokens are real)")
+        show_chat(url, server["flags"]["served_model_name"])
         say("4. What became of the first server's processes")
         show_gone(first)
     finally:
