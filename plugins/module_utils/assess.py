@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .decide.clean import Facts, Limits, Sample, judge
 from .decide.leftovers import Leftover, judge_leftover
 from .errors import CleanSlateError
-from .model import ShmReading, to_json
+from .model import CgroupLimit, HostMemory, PortUse, ShmReading, to_json
 from .observe.cuda import probe_cuda
 from .observe.look import LookOptions, look
 from .observe.memory import available_mib, read_cgroup_limit, read_meminfo
@@ -24,8 +24,10 @@ from .observe.shm import read_shm
 from .observe.vantage import vantage
 from .results import driver_row, gpu_rows
 from .snapshot import Snapshot
+from .spawn import fetch_bounded
 
 MAX_SAMPLES = 60
+READINGS_DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,7 @@ def _sample(snapshot: Snapshot, at_s: float) -> Sample:
 
 def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid: t.Optional[int]) -> Facts:
     proc = wanted.look.proc
-    memory = read_meminfo(proc)
-    cgroup = read_cgroup_limit(proc, wanted.sys)
-    shm = read_shm(wanted.shm_dir, proc)
+    memory, cgroup, shm, ports = _host_readings(wanted)
     return Facts(
         vantage=wanted.vantage or vantage(proc),
         snapshot=snapshot,
@@ -106,9 +106,36 @@ def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid:
         available_mib=available_mib(memory, cgroup),
         shm=shm,
         leftovers=_leftovers(shm, uid),
-        ports=read_ports(proc, wanted.limits.ports) if wanted.limits.ports else (),
+        ports=ports,
         kernel_gpu_count=kernel_gpu_count(proc),
     )
+
+
+HostReadings = tuple[HostMemory, CgroupLimit, ShmReading, t.Optional[tuple[PortUse, ...]]]
+
+
+def _host_readings(wanted: Wanted) -> HostReadings:
+    """Memory, its cgroup, shared memory and ports, read in a child: lxcfs and a stuck process's mappings can hang.
+
+    Raises:
+        CleanSlateError: there was no answer in time.
+    """
+    proc, ports = wanted.look.proc, wanted.limits.ports
+
+    def read() -> HostReadings:
+        return (
+            read_meminfo(proc),
+            read_cgroup_limit(proc, wanted.sys),
+            read_shm(wanted.shm_dir, proc),
+            read_ports(proc, ports) if ports else (),
+        )
+
+    called = fetch_bounded(read, READINGS_DEADLINE_S)
+    if called.ok:
+        return t.cast(HostReadings, called.value)
+    waits = called.stuck_wchan or "an unknown place"
+    why = called.error or f"no answer within {READINGS_DEADLINE_S:g} s (waits in {waits})"
+    raise CleanSlateError(f"memory, {wanted.shm_dir} and ports can't be read: {why}. What is there is unknown.")
 
 
 def _with_cuda(facts: Facts, errors: t.Mapping[int, t.Optional[str]]) -> Facts:

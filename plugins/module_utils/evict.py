@@ -22,8 +22,10 @@ from .observe.procfs import read_boot_id, read_identity
 from .observe.shm import read_shm
 from .results import memory_rows
 from .sglang.record import Record, find_recorded, recorded_process
+from .spawn import fetch_bounded
 
 LIVE_PROC = "/proc"
+SHM_DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _recorded(record: Record, order: Order) -> RecordedLaunch:
     boot_id = read_boot_id(order.look.proc)
     known = read_identity(record.pid, order.look.proc) if record.pid is not None else None
     if record.boot_id == boot_id and (known is None or known.start_ticks != record.start_ticks):
-        processes, _scan = bounded_view(order.look)
+        processes = bounded_view(order.look)[0]
         found = recorded_process(record, processes, boot_id)
         if found is not None:
             return RecordedLaunch(found.pid, found.start_ticks, found.sid, boot_id, record.unit, record.port, found.exe)
@@ -140,7 +142,11 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
 
     In check mode nothing is removed; what would be, is named.
     """
-    reading = read_shm(order.shm_dir, order.look.proc)
+    called = fetch_bounded(lambda: read_shm(order.shm_dir, order.look.proc), SHM_DEADLINE_S)
+    if not called.ok:
+        why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
+        return [], [{"name": order.shm_dir, "path": order.shm_dir, "why": f"it could not be looked at: {why}"}]
+    reading = called.value
     removed, kept = [], []
     for file in reading.files or ():
         leftover = judge_leftover(

@@ -17,10 +17,10 @@ from ..decide.gpus import choose_gpus
 from ..decide.holders import find_holders
 from ..decide.wrappers import wrapper_pid
 from ..errors import CleanSlateError
-from ..model import DeviceScan, DeviceUse, Gpu, GpuReading, Holder, NvmlProcess, Process, to_json
+from ..model import DeviceScan, Gpu, GpuReading, Holder, NvmlProcess, Process
 from ..sglang.cmdline import is_leader, launched_flags
 from ..snapshot import Leader, Snapshot, Unit
-from ..spawn import call_bounded
+from ..spawn import fetch_bounded
 from . import nvml, procfs
 from .devices import NVIDIA_MAJOR, scan_devices
 from .systemd import has_systemd, read_unit
@@ -63,7 +63,7 @@ def look(options: LookOptions) -> Snapshot:
 
 def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
     """Like look, with a reading of the GPUs that was taken before."""
-    processes, scan = bounded_view(options)
+    processes, scan, leaders = bounded_view(options)
     gpus = reading.gpus or ()
     chosen = () if options.without_gpus or reading.gpus is None else choose_gpus(gpus, options.devices)
     units = {pid: unit for pid, process in processes.items() if (unit := unit_of(process))}
@@ -78,7 +78,7 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
         gpus=chosen,
         scan=scan,
         holders=holders,
-        leaders=find_leaders(processes, options),
+        leaders=leaders,
         units=units,
         own_pids=own,
         boot_id=procfs.read_boot_id(options.proc),
@@ -86,43 +86,31 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
     )
 
 
-def bounded_view(options: LookOptions) -> tuple[dict[int, Process], DeviceScan]:
-    """All processes and their GPU nodes, read in a child: a process that hangs in the kernel with its memory map locked
-    blocks everybody who reads its command line or mappings.
+View = tuple[dict[int, Process], DeviceScan, tuple[Leader, ...]]
+
+
+def bounded_view(options: LookOptions) -> View:
+    """All processes, their GPU nodes and the SGLang launchers among them, read in a child: a process that hangs in the
+    kernel with its memory map locked blocks everybody who reads its command line or mappings.
 
     Raises:
         CleanSlateError: there was no answer in time; what runs here is then unknown.
     """
-    called = call_bounded(lambda: _view(options), SCAN_DEADLINE_S)
-    if not called.ok:
-        detail = (
-            called.error
-            or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {called.stuck_wchan or 'an unknown place'})"
-        )
-        raise CleanSlateError(
-            f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. "
-            "Look for a process "
-            f"in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is the next step."
-        )
-    processes = {row["pid"]: process_from_json(row) for row in called.value["processes"]}
-    return processes, _scan_from_json(called.value["scan"])
+    called = fetch_bounded(lambda: _view(options), SCAN_DEADLINE_S)
+    if called.ok:
+        return t.cast(View, called.value)
+    waits = called.stuck_wchan or "an unknown place"
+    detail = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {waits})"
+    raise CleanSlateError(
+        f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. "
+        "Look for a process in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is the next step."
+    )
 
 
-def _scan_from_json(data: t.Mapping[str, t.Any]) -> DeviceScan:
-    uses = tuple(DeviceUse(**use) for use in data["uses"])
-    return DeviceScan(uses, tuple(data["unreadable"]), data["processes"], data["seconds"])
-
-
-def _view(options: LookOptions) -> dict[str, t.Any]:
+def _view(options: LookOptions) -> View:
     processes = procfs.read_processes(options.proc)
     scan = scan_devices(processes, options.proc, options.device_major)
-    return {"processes": [to_json(process) for process in processes.values()], "scan": to_json(scan)}
-
-
-def process_from_json(row: t.Mapping[str, t.Any]) -> Process:
-    """A process back from what to_json made of it."""
-    fields: dict[str, t.Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    return Process(**fields)
+    return processes, scan, find_leaders(processes, options)
 
 
 def still_listed(reading: GpuReading, then: t.Mapping[int, Process], proc: str = "/proc") -> GpuReading:
@@ -149,10 +137,10 @@ def still_listed(reading: GpuReading, then: t.Mapping[int, Process], proc: str =
 def holds_now(process: Process, options: LookOptions, snapshot: Snapshot, reading: GpuReading) -> tuple[Holder, ...]:
     """What this one process holds of the snapshot's chosen GPUs at this moment. Nothing, where that can't be seen."""
     alone = {process.pid: process}
-    called = call_bounded(lambda: to_json(scan_devices(alone, options.proc, options.device_major)), SCAN_DEADLINE_S)
+    called = fetch_bounded(lambda: scan_devices(alone, options.proc, options.device_major), SCAN_DEADLINE_S)
     if not called.ok:
         return ()
-    scan = _scan_from_json(called.value)
+    scan: DeviceScan = called.value
     chosen = {gpu.index for gpu in snapshot.gpus}
     found = (
         find_holders(gpu, scan, alone, snapshot.own_pids, options.protect, snapshot.units, reading.simulated)

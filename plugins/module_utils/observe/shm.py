@@ -148,8 +148,8 @@ class _Users:
             advice = "; run as root" if os.geteuid() else ""
             message = f"processes that could not be read: {len(self._unreadable)} (pid {some}){advice}"
             self.problems.append(Problem("read maps and fds", None, message))
-        # An init that even root can't look into (a protected one, as small virtual machines have) is no user of a server's
-        # files; anybody else who can't be looked into may be.
+        # An init that even root can't look into (a protected one, as small virtual machines have) is no user of a
+        # server's files; anybody else who can't be looked into may be.
         blind = self._unreadable - ({1} if os.geteuid() == 0 else set())
         self.complete = own and 1 in self._pids and not blind and files is not None
 
