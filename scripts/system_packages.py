@@ -25,6 +25,8 @@ WANTED = {
     "setfacl": "acl",  # become to another unprivileged user
     "setfattr": "attr",
     "unshare": "util-linux",  # tests/integration_ns: PID namespaces
+    "strace": "strace",  # proof of exactly which pids were signalled
+    "losetup": "mount",  # device nodes that can be mapped, for holders
     "gcc": "gcc",  # the NVML double
     "make": "make",
     "git": "git",  # ansible-test lists the checkout's files

@@ -103,7 +103,7 @@ def bounded_view(options: LookOptions) -> View:
     detail = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {waits})"
     raise CleanSlateError(
         f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. "
-        "Look for a process in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is the next step."
+        "Look for a process in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is next."
     )
 
 
