@@ -120,11 +120,16 @@ def test_ancestors_and_cycles() -> None:
 
 
 def test_the_living_host_reads_as_itself() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"A": "b=c"})
+    code = "print(flush=True); input()"  # its line says that it is past exec, where a command line is empty for a moment
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"A": "b=c"}
+    )
     try:
+        assert child.stdout is not None
+        child.stdout.readline()
         found = procfs.read_process(child.pid)
         assert found is not None
-        assert (found.ppid, found.argv[1:], found.uid) == (os.getpid(), ("-c", "input()"), os.getuid())
+        assert (found.ppid, found.argv[1:], found.uid) == (os.getpid(), ("-c", code), os.getuid())
         assert procfs.read_process(os.getpid()) is not None
     finally:
         child.communicate(b"\n")
