@@ -120,7 +120,7 @@ def test_ancestors_and_cycles() -> None:
 
 
 def test_the_living_host_reads_as_itself() -> None:
-    code = "print(flush=True); input()"  # its line says that it is past exec, where a command line is empty for a moment
+    code = "print(flush=True); input()"  # its line says that it is past exec, while which a command line is empty
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"A": "b=c"}
     )
