@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import typing as t
 
@@ -32,8 +33,9 @@ def look_options(params: t.Mapping[str, t.Any], protect: t.Sequence[str] = ()) -
     Raises:
         CleanSlateError: a number makes no sense.
     """
-    if params["nvml_deadline_s"] <= 0:
-        raise CleanSlateError(f"nvml_deadline_s is {params['nvml_deadline_s']:g}; it must be above 0 seconds.")
+    if not 0 < params["nvml_deadline_s"] < math.inf:
+        given = params["nvml_deadline_s"]
+        raise CleanSlateError(f"nvml_deadline_s is {given:g}; it must be above 0 seconds, with an end.")
     expected = params["expected_gpus"]
     if expected is not None and expected < 0:
         raise CleanSlateError(f"expected_gpus is {expected}; it must be 0 (a host without GPUs) or more.")

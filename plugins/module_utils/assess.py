@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import pwd
 import time
 import typing as t
@@ -54,8 +55,13 @@ def assess(wanted: Wanted) -> dict[str, t.Any]:
     """
     if not 1 <= wanted.samples <= MAX_SAMPLES:
         raise CleanSlateError(f"samples is {wanted.samples}; it must be between 1 and {MAX_SAMPLES}.")
-    if wanted.interval_s < 0 or wanted.settle_s < 0:
-        raise CleanSlateError("interval_s and settle_s are seconds; they must not be negative.")
+    for name, value in (
+        ("interval_s", wanted.interval_s),
+        ("settle_s", wanted.settle_s),
+        ("cuda_deadline_s", wanted.cuda_deadline_s or 0.0),
+    ):
+        if not math.isfinite(value) or value < 0:
+            raise CleanSlateError(f"{name} is {value:g}; it is seconds, 0 or more, and must have an end.")
     started = time.monotonic()
     uid = _uid_of(wanted.user)
     series: list[Sample] = []

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import typing as t
@@ -64,12 +65,9 @@ def evict(order: Order) -> dict[str, t.Any]:
         max_used_mib=order.max_used_mib,
         baselines=order.baselines,
     )
-    if order.check_mode:
-        plan = climber.plan()
-    else:
-        plan = ()
-        climber.climb()
-    removed, kept = _clear_leftovers(order, climber)
+    plan = climber.plan() if order.check_mode else ()
+    seen_to_the_end = order.check_mode or _climb(climber)
+    removed, kept = _clear_leftovers(order, climber) if seen_to_the_end else ([], [])
     report = climber.report
     verdict = _verdict(climber, bool(plan), order.check_mode)
     return {
@@ -93,6 +91,22 @@ def evict(order: Order) -> dict[str, t.Any]:
     }
 
 
+def _climb(climber: Climber) -> bool:
+    """Climb; False where a look failed after somebody was asked already: the report must tell of that all the same.
+
+    Raises:
+        CleanSlateError: before anybody was asked.
+    """
+    try:
+        climber.climb()
+    except CleanSlateError as exc:
+        if not climber.report.rungs:
+            raise
+        climber.report.reasons.append(Reason("look_failed", str(exc), "processes", means="unknown"))
+        return False
+    return True
+
+
 def _validate(order: Order) -> None:
     if order.look.proc != LIVE_PROC and not order.check_mode:
         raise CleanSlateError(
@@ -103,9 +117,14 @@ def _validate(order: Order) -> None:
             "scope is 'server', but no server is named: give 'name' (a launched server), 'port' or 'unit'; or choose "
             "scope 'sglang' (every SGLang server on these GPUs) or 'gpu' (any holder)."
         )
+    if order.look.without_gpus and order.scope != "server":
+        raise CleanSlateError(
+            f"scope is {order.scope!r} on a host (or for a server) without GPUs: it means whoever uses the chosen GPUs, "
+            "and there are none. Use scope 'server'."
+        )
     for name, value in to_json(order.deadlines).items():
-        if value < 0:
-            raise CleanSlateError(f"deadlines.{name} is {value:g}; it is seconds and must not be negative.")
+        if not math.isfinite(value) or value < 0:
+            raise CleanSlateError(f"deadlines.{name} is {value:g}; it is seconds, 0 or more, and must have an end.")
 
 
 def _request(order: Order) -> Request:
@@ -172,7 +191,7 @@ def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
     codes = {reason.code for reason in climber.report.reasons if reason.severity == "required"}
     if check_mode:
         return "planned" if planned else "unknown" if codes else "nothing_to_do"
-    if codes - {"memory_unknown", "gpus_unknown", "scan_incomplete", "server_unknown"}:
+    if codes - {"memory_unknown", "gpus_unknown", "scan_incomplete", "server_unknown", "look_failed"}:
         return "failed"
     if codes:
         return "unknown"

@@ -127,9 +127,10 @@ def _call(
     os.close(result_w)
     end = time.monotonic() + deadline_s
     chunks, timed_out = _collect({result_r: "result"}, pid, end)
+    # Where it waits is only to be seen before it is ended, and most waits can be ended.
+    state, wchan = _state_of(pid) if timed_out else (None, None)
     status, stuck = _reap(pid, end, kill_now=timed_out)
     if timed_out:
-        state, wchan = _state_of(stuck) if stuck else (None, None)
         return Called(timed_out=True, stuck_pid=stuck, stuck_state=state, stuck_wchan=wchan)
     try:
         answer = load(chunks["result"])

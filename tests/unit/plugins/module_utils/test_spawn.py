@@ -119,6 +119,7 @@ def test_a_call_that_hangs_is_left(tmp_path: Path) -> None:
     called = call_bounded(lambda: open(fifo).read(), 0.4)  # noqa: SIM115
     assert time.monotonic() - started < GENEROUS_S
     assert (called.timed_out, called.ok, called.value, called.stuck_pid) == (True, False, None, None)
+    assert called.stuck_state in ("S", "R", "D"), "where it waited is told although it could be ended"
 
 
 def test_a_large_value_passes_the_pipe() -> None:
