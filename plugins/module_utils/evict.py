@@ -119,8 +119,8 @@ def _validate(order: Order) -> None:
         )
     if order.look.without_gpus and order.scope != "server":
         raise CleanSlateError(
-            f"scope is {order.scope!r} on a host (or for a server) without GPUs: it means whoever uses the chosen ones, "
-            "and there are none. Use scope 'server'."
+            f"scope is {order.scope!r} on a host (or for a server) without GPUs: it means whoever uses the chosen "
+            "GPUs, and there are none. Use scope 'server'."
         )
     for name, value in to_json(order.deadlines).items():
         if not math.isfinite(value) or value < 0:
