@@ -18,19 +18,27 @@ Problems = list[str]
 def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], needs_servers: bool = True) -> Problems:
     """Every mistake in the variables of these hosts, each as one sentence."""
     problems: Problems = []
+    unreadable: Problems = []
     for host in hosts:
         names = [str(name) for name in hostvars[host]]
         values = {}
+        before = len(unreadable)
         for name in names:
             if not name.startswith("sglang_"):
                 continue
             try:
                 values[name] = _plain(hostvars[host][name])
             except (AnsibleError, TemplateError) as error:
-                problems.append(f"{host}: {name}: {_cause(error)}")
-        if not problems:
+                unreadable.append(f"{host}: {name}: {_cause(error)}")
+        # A host with an unreadable variable would be said to lack it.
+        if len(unreadable) == before:
             problems += inventory.host_problems(host, names, values, needs_servers)
-    return problems
+    if any(problem.endswith(" is undefined") for problem in unreadable):
+        unreadable.append(
+            "define what is undefined in the inventory, and keys in its vault, as in "
+            "inventory/example/group_vars/sglang/vault.yml.example"
+        )
+    return problems + unreadable
 
 
 def _cause(error: BaseException) -> str:

@@ -18,6 +18,8 @@ from pathlib import Path
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
+from ..module_utils.decide.clean import DRIVER_CODES
+
 Options = dict[str, t.Any]
 Server = dict[str, t.Any]
 
@@ -152,8 +154,11 @@ def _flag_problems(where: str, flags: t.Any) -> list[str]:
     names = [flag_name(str(key)) for key in flags]
     for name in names:
         if name in _ELSEWHERE and name != "config":
+            own = _ELSEWHERE[name]
+            vault = ", with its value from a vault" if server_options()[own].get("no_log") else ""
             problems.append(
-                f"{where}: flags: '{name}' is given as the server's own '{_ELSEWHERE[name]}', not as a flag"
+                f"{where}: flags: '{name}' is given as the server's own '{own}', not as a flag; "
+                f"move it out of flags, beside name and port{vault}"
             )
     if "config" in names:
         problems.append(f"{where}: flags: 'config' is not possible, since these flags become SGLang's --config file")
@@ -253,7 +258,8 @@ def choose(fleet: Fleet, wanted: str, every: bool) -> tuple[dict[str, list[str]]
     count = sum(map(len, chosen.values()))
     if count == 0 and wanted:
         names = {name for each in fleet.values() for name in each}
-        return nothing, f"no server '{wanted}' is in play{nearest(name_part, names)} In play: {_listed(fleet)}"
+        suggestion = nearest(name_part, names) or "."
+        return nothing, f"no server '{wanted}' is in play{suggestion} In play: {_listed(fleet)}"
     if count == 0:
         return nothing, f"no server is in play: sglang_servers is empty on {', '.join(fleet) or 'every host'}"
     if count > 1 and not every:
@@ -261,9 +267,15 @@ def choose(fleet: Fleet, wanted: str, every: bool) -> tuple[dict[str, list[str]]
         return nothing, (
             f"{count} servers are in play: {_listed(chosen)}. This playbook works on one: choose it with "
             f"-e server={example}, or say -e all=true for all of them, one after another. "
-            "Changing a whole fleet without downtime is what rollout is for"
+            "Each is down while it is relaunched; a change without downtime (rollout) is not there yet"
         )
     return chosen, None
+
+
+def driver_problem(problem: t.Mapping[str, t.Any]) -> str:
+    """What the driver answered to a query as a whole, and what to do about it where its code says so."""
+    _name, advice = DRIVER_CODES.get(problem.get("code") or 0, ("", ""))
+    return f"{problem.get('message')}{': ' + advice if advice else ''}"
 
 
 def _matches(wanted: str, gpu: t.Mapping[str, t.Any]) -> bool:
@@ -288,7 +300,7 @@ def gpu_problems(
         return []
     gpus = info.get("gpus")
     if gpus is None:
-        problems = "; ".join(str(each.get("message")) for each in info.get("problems") or []) or info.get("msg")
+        problems = "; ".join(map(driver_problem, info.get("problems") or [])) or info.get("msg")
         return [f"{host}: the GPUs can't be read, so nothing about them is known: {problems or 'no reason given'}"]
     if not gpus:
         return [f"{host}: the driver shows no GPU; a server without one says device: cpu"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .inventory import driver_problem
 from .tables import UNKNOWN, Column, cell, duration, paragraph, shortened, table
 
 Result = t.Mapping[str, t.Any]
@@ -401,7 +402,7 @@ def _evidence(holder: Result) -> str:
 
 def _host_line(host: str, info: Result) -> list[str]:
     if info.get("gpus") is None:
-        problems = "; ".join(cell(each.get("message")) for each in _list(info, "problems")) or failure(info)
+        problems = "; ".join(cell(driver_problem(each)) for each in _list(info, "problems")) or failure(info)
         return paragraph(f"{host}: GPUs unknown: {problems}")
     scan = _map(info, "scan")
     blind = len(_list(scan, "unreadable_pids"))
