@@ -311,12 +311,12 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError, UnknownDevice
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Gpu, Problem, Process, to_json
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import fetch_launched
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import look
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.ports import read_ports
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id, read_uptime_s
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.servers import (
     LaunchedServer,
-    read_launched,
     same_network,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import process_row
@@ -352,6 +352,7 @@ class Survey:
         leaders = core.leaders(self.snapshot.processes)
         self.trees = {leader.pid: core.tree_of(leader, self.snapshot.processes) for leader in leaders}
         self.leaders = leaders
+        self.problems: list[Problem] = []
 
     def _readings(self) -> dict[str, Reading]:
         state_dir, name = self.params["state_dir"], self.params["name"]
@@ -385,7 +386,9 @@ class Survey:
     def servers(self) -> list[Json]:
         rows = []
         for leader in self.leaders:
-            launched = read_launched(leader, self.proc)
+            launched, unknown = fetch_launched(leader, self.proc)
+            if unknown is not None:
+                self.problems.append(Problem("server", None, unknown))
             port = _port(launched)
             if self._is_meant(leader, port):
                 rows.append(self._server(leader, launched, port))
@@ -584,11 +587,12 @@ def survey(params: Params) -> Json:
     if unreadable:
         words = f"{unreadable} processes could not be looked into: whether they hold GPUs is not known"
         problems.append(Problem("device scan", None, words))
+    servers = seen.servers()
     return {
-        "servers": seen.servers(),
+        "servers": servers,
         "orphans": seen.orphans(),
         "records": seen.dead_records(),
-        "problems": to_json(problems),
+        "problems": to_json([*problems, *seen.problems]),
     }
 
 

@@ -291,12 +291,13 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act import launch as act
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
+from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.accounts import find_account
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import fetch_install, fetch_processes
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import read_gpus
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id, read_processes
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.install import find_install
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch import (
     ChosenGpu,
     LaunchPlan,
@@ -304,7 +305,6 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch im
     plan_launch,
     shown_before,
 )
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import OptionTable, read_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, new_launch_id, server_dir
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import check_unit_name
 
@@ -344,6 +344,7 @@ def argument_spec() -> dict[str, t.Any]:
 
 def request_from(params: Params) -> LaunchRequest:
     """The module's parameters as a request. Raises CleanSlateError for what makes no sense."""
+    check_seconds(params, "nvml_deadline_s")
     if params["limit_memlock"] != "infinity" and not params["limit_memlock"].isdigit():
         raise CleanSlateError(f"limit_memlock: {params['limit_memlock']!r} is neither a number of bytes nor 'infinity'")
     if params["stop_timeout_s"] <= 0:
@@ -374,7 +375,7 @@ def request_from(params: Params) -> LaunchRequest:
         enabled=params["enabled"],
         log=params["log"],
         workdir=params["workdir"],
-        options=_installed_options(params["python"], environment.get("PYTHONPATH", "")),
+        options=fetch_install(params["python"], environment.get("PYTHONPATH", ""))[1],
     )
 
 
@@ -396,11 +397,6 @@ def _gpus(names: t.Sequence[str], deadline_s: float) -> t.Optional[tuple[ChosenG
         why = "; ".join(problem.message for problem in reading.problems) or "no answer"
         raise CleanSlateError(f"gpus: the GPUs {', '.join(names)} can't be looked up: {why}")
     return tuple(ChosenGpu(gpu.index, gpu.uuid) for gpu in choose_gpus(reading.gpus, names))
-
-
-def _installed_options(python: str, python_path: str) -> t.Optional[OptionTable]:
-    install = find_install(python, python_path)
-    return None if install is None or install.package is None else read_options(install.package)
 
 
 def diff(before: t.Optional[Record], request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> dict[str, str]:
@@ -452,7 +448,7 @@ def main() -> t.NoReturn:
     try:
         request = request_from(params)
         plan = plan_launch(request, new_launch_id())
-        before = act.check_preconditions(request, read_processes(), params["unit_dir"], may_run=module.check_mode)
+        before = act.check_preconditions(request, fetch_processes(), params["unit_dir"], may_run=module.check_mode)
         result: dict[str, t.Any] = {"diff": diff(before, request, plan, params["unit_dir"])} if module._diff else {}
         if module.check_mode:
             files = planned_files(request, plan, params["unit_dir"])

@@ -250,19 +250,25 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Process, to_json
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import (
+    fetch_install,
+    fetch_process,
+    fetch_processes,
+)
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.launchlog import read_launch_log
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import read_gpus
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.ports import read_ports
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import (
     ancestors,
+    list_pids,
     read_boot_id,
-    read_processes,
+    read_identity,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import http, proof
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.flags import canonical
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.install import find_install
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.logs import tail_lines
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.ready import (
     Leader,
@@ -279,6 +285,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record im
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import Redactor
 
 Params = t.Mapping[str, t.Any]
+TITLE_DEADLINE_S = 5.0
 _NO = ("", "false", "no", "none", "off", "0")
 
 
@@ -296,7 +303,8 @@ class HostEyes:
         self.endpoint = http.Endpoint(
             params["host"] or record.host or "127.0.0.1", self.port, params["api_key"], tls="ssl-certfile" in flags
         )
-        install = find_install(record.python, record.environment.get("PYTHONPATH", "")) if record.python else None
+        python_path = record.environment.get("PYTHONPATH", "")
+        install = fetch_install(record.python, python_path)[0] if record.python else None
         self.version = install.version if install is not None else None
 
     def now(self) -> float:
@@ -306,25 +314,29 @@ class HostEyes:
         time.sleep(seconds)
 
     def leader(self) -> t.Optional[Leader]:
-        process = recorded_process(self.record, read_processes(), read_boot_id())
+        # Identities never wait for a process; only a leader under another pid is looked for by the command lines.
+        boot_id = read_boot_id()
+        process = recorded_process(self.record, _identities(), boot_id)
+        if process is None:
+            process = recorded_process(self.record, fetch_processes(), boot_id)
         return None if process is None else Leader(process.pid, process.start_ticks)
 
     def port_owners(self) -> t.Optional[t.Sequence[PortOwner]]:
         uses = read_ports(ports=[self.port])
         if uses is None:
             return None
-        processes = read_processes()
-        leader = recorded_process(self.record, processes, read_boot_id())
+        listening = [use for use in uses if use.state == "LISTEN"]
+        leader = self.leader() if listening else None
+        processes = _identities()
         owners: list[PortOwner] = []
-        for use in uses:
-            if use.state == "LISTEN":
-                owners += [self._owner(pid, use.address, leader, processes) for pid in use.pids or (None,)]
+        for use in listening:
+            owners += [self._owner(pid, use.address, leader, processes) for pid in use.pids or (None,)]
         return owners
 
     def _owner(
-        self, pid: t.Optional[int], address: str, leader: t.Optional[Process], processes: t.Mapping[int, Process]
+        self, pid: t.Optional[int], address: str, leader: t.Optional[Leader], processes: t.Mapping[int, Process]
     ) -> PortOwner:
-        process = None if pid is None else processes.get(pid)
+        process = None if pid is None else _title_of(pid)
         title = None if process is None else self.redactor.text(" ".join(self.redactor.argv(process.argv)))
         ours = leader is not None and pid is not None and leader.pid in (pid, *ancestors(pid, processes))
         return PortOwner(pid, title, ours, address)
@@ -352,6 +364,19 @@ class HostEyes:
             return None
         known = [size for size in free if size is not None]
         return min(known) if len(known) == len(free) else None
+
+
+def _identities() -> dict[int, Process]:
+    found = (read_identity(pid) for pid in list_pids())
+    return {process.pid: process for process in found if process is not None}
+
+
+def _title_of(pid: int) -> t.Optional[Process]:
+    """The process with its command line; None where that is locked: it is for people only."""
+    try:
+        return fetch_process(pid, deadline_s=TITLE_DEADLINE_S)
+    except CleanSlateError:
+        return None
 
 
 def _ranks(record: Record) -> int:
@@ -389,9 +414,7 @@ def result_of(readiness: Readiness, record: Record, port: int, redactor: Redacto
 
 def judge(params: Params) -> dict[str, t.Any]:
     """Wait and say what came of it. Raises CleanSlateError when there is nothing to wait for."""
-    for name in ("deadline_s", "token_deadline_s"):
-        if params[name] <= 0:
-            raise CleanSlateError(f"{name} must be greater than 0, not {params[name]:g}")
+    check_seconds(params, "deadline_s", "token_deadline_s", "nvml_deadline_s")
     record = find_recorded(params["state_dir"], params["name"])
     if record is None:
         raise CleanSlateError(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ..errors import CleanSlateError, NotPermitted
 from ..model import Process
-from ..observe.procfs import read_process, read_processes
+from ..observe.bounded import fetch_process, fetch_processes
 from ..observe.systemd import has_systemd, read_unit
 from ..sglang.launch import Account, LaunchPlan, LaunchRequest
 from ..sglang.logs import last_error
@@ -191,7 +191,7 @@ def start(request: LaunchRequest, plan: LaunchPlan, unit_dir: str = DEFAULT_UNIT
     gid = account.gid if os.geteuid() == 0 else None
     folder = create_launch_dir(request.state_dir, request.name, plan.record.launch_id, gid)
     with _locked(server_dir(request.state_dir, request.name), request.name):
-        check_not_running(request, read_processes())
+        check_not_running(request, fetch_processes())
         files = [(write_file(folder, "env", plan.files["env"].encode()), True)]
         owner = (account.uid, account.gid)
         config = write_file(folder, "config.yaml", plan.files["config.yaml"].encode(), owner=owner)
@@ -252,7 +252,7 @@ def _start_detached(request: LaunchRequest, plan: LaunchPlan) -> Process:
         groups=(account.groups or (account.gid,)) if root else None,
         limits=_limits(request.limit_memlock),
     )
-    process = read_process(pid)
+    process = fetch_process(pid)
     if process is None:
         raise CleanSlateError(f"the server {request.name!r} (pid {pid}) ended at once; see {plan.log_path}")
     return process
@@ -288,7 +288,7 @@ def _start_unit(request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> tupl
     _systemctl(["enable" if request.enabled else "disable", unit], RELOAD_DEADLINE_S)
     _systemctl(["start", unit], START_DEADLINE_S, unit)
     seen = read_unit(unit)
-    process = read_process(seen.main_pid) if seen is not None and seen.main_pid else None
+    process = fetch_process(seen.main_pid) if seen is not None and seen.main_pid else None
     if process is None:
         raise CleanSlateError(
             f"the unit {unit} was started and has no main process{_journal_error(unit)}; see journalctl -u {unit}"

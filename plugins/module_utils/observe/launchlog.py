@@ -10,9 +10,10 @@ import typing as t
 
 from ..sglang.logs import read_ends
 from ..sglang.record import Record
-from ..spawn import run_bounded
+from ..spawn import fetch_bounded, run_bounded
 
 JOURNAL_DEADLINE_S = 15.0
+LOG_DEADLINE_S = 15.0
 _JOURNAL_LINES = 8000
 _ID = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-.*")
 
@@ -22,7 +23,9 @@ def read_launch_log(record: Record) -> t.Optional[str]:
     if record.log is None:
         return None
     if record.log != "journal":
-        return read_ends(record.log)
+        path = record.log  # it may lie on a file server
+        called = fetch_bounded(lambda: read_ends(path), LOG_DEADLINE_S)
+        return called.value if called.ok and isinstance(called.value, str) else None
     if record.unit is None:
         return None
     argv = ["journalctl", "--unit", record.unit, "--output", "cat", "--no-pager", "--lines", str(_JOURNAL_LINES)]

@@ -22,7 +22,7 @@ from decimal import Decimal
 
 from ..errors import CleanSlateError
 from .options import OptionTable
-from .redact import SECRET_FLAGS
+from .redact import SECRET_FLAGS, is_secret_flag
 
 ALIASES: t.Mapping[str, str] = {
     "model": "model-path",
@@ -98,10 +98,10 @@ def check(flags: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
                 "flags: 'config' is not taken: the flags become SGLang's configuration file themselves. Put the "
                 f"settings of {value!r} into flags (SGLang would even ignore `--config=FILE` without a word)"
             )
-        if name in SECRET_FLAGS:
+        if is_secret_flag(name):
+            option = next((flag for flag in SECRET_FLAGS if flag.startswith(name)), name).replace("-", "_")
             raise CleanSlateError(
-                f"flags: {name!r} is a secret and would be shown; give it by the option {name.replace('-', '_')}, "
-                "from a vault"
+                f"flags: {name!r} is a secret and would be shown; give it by the option {option}, from a vault"
             )
         known = ALIASES.get(name, name)
         if known in first:
@@ -230,7 +230,7 @@ def effective(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = N
         option = options.get(name) if options is not None else None
         if option is not None and option.toggle and meaning(value) == _FALSE:
             name, value = _opposite(name)[2:], True
-        if name in SECRET_FLAGS or meaning(value) == _FALSE or value in ([], ()) or value is None:
+        if is_secret_flag(name) or meaning(value) == _FALSE or value in ([], ()) or value is None:
             continue
         result[name] = value
     return result

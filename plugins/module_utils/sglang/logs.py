@@ -13,10 +13,11 @@ from __future__ import annotations
 import calendar
 import os
 import re
-import stat
 import time
 import typing as t
 from dataclasses import dataclass
+
+from .files import open_regular
 
 PHASES = ("imports", "distributed", "weights", "kv_cache", "graphs", "warm_up", "ready")
 """A start's phases in their order. A log may jump over some (no graphs on a CPU)."""
@@ -60,14 +61,11 @@ class Progress:
 def read_ends(path: str, head_bytes: int = 1 << 20, tail_bytes: int = 1 << 20) -> t.Optional[str]:
     """The beginning and the end of a log, however large it is; None if it can't be read. No links, no FIFOs."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path)
     except OSError:
         return None
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        return None
     with os.fdopen(fd, "rb") as stream:
+        status = os.fstat(fd)
         if status.st_size <= head_bytes + tail_bytes:
             return stream.read(head_bytes + tail_bytes).decode("utf-8", errors="replace")
         head = stream.read(head_bytes)

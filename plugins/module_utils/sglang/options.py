@@ -18,6 +18,8 @@ import os
 import typing as t
 from dataclasses import dataclass
 
+from .files import open_regular
+
 _MAX_SOURCE_BYTES = 4 * 1024 * 1024
 
 
@@ -94,7 +96,8 @@ def option_names(sglang_dir: str) -> t.Optional[frozenset[str]]:
 
 
 def _parse(path: str) -> ast.Module:
-    with open(path, "rb") as stream:
+    # A virtual environment may hold its packages as links.
+    with os.fdopen(open_regular(path, follow=True), "rb") as stream:
         source = stream.read(_MAX_SOURCE_BYTES + 1)
     if len(source) > _MAX_SOURCE_BYTES:
         raise ValueError(f"{path} is larger than {_MAX_SOURCE_BYTES} bytes")

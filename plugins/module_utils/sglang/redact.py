@@ -69,7 +69,7 @@ def is_secret_variable(name: str) -> bool:
 def is_secret_name(name: str) -> bool:
     """Whether a key of a mapping (JSON of SGLang, an inventory) holds a secret."""
     return (
-        name.lstrip("-").replace("_", "-").lower() in SECRET_FLAGS
+        is_secret_flag(name)
         or re.fullmatch(_SECRET_FIELD, name.lower()) is not None
         or (name.isupper() and is_secret_variable(name))
     )

@@ -188,3 +188,17 @@ def test_a_broken_file_is_unknown_with_and_without_pyyaml(monkeypatch: pytest.Mo
         assert configfile.read_config("- 1") is None
         assert configfile.read_config("") == {}
         assert configfile.read_config(json.dumps("x")) is None
+
+
+@pytest.mark.parametrize("name", ["api_k", "api", "--admin-api-ke", "ssl_keyfile_p", "Api-Key"])
+def test_an_abbreviated_secret_is_refused_too(name: str) -> None:
+    """argparse completes --api-k to --api-key, so its value would be shown."""
+    with pytest.raises(CleanSlateError, match="is a secret and would be shown"):
+        flags.check({name: "sk-1"})
+    assert flags.effective({name: "sk-1", "tp_size": 2}) == {"tp-size": 2}
+
+
+def test_the_refusal_of_an_abbreviation_names_the_option() -> None:
+    with pytest.raises(CleanSlateError, match="by the option admin_api_key"):
+        flags.check({"admin_api": "sk-1"})
+    assert flags.check({"ssl_keyfile": "/tls/key"}) == {"ssl-keyfile": "/tls/key"}

@@ -160,3 +160,10 @@ def test_secret_variables(name: str) -> None:
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "SGLANG_MAX_TOKENS", "PATH", "NCCL_DEBUG", "KEYMAP"])
 def test_variables_that_are_no_secret(name: str) -> None:
     assert not is_secret_variable(name)
+
+
+@pytest.mark.parametrize("name", ["api_k", "admin-api", "ssl_keyfile_pass"])
+def test_abbreviated_secrets_in_data_are_masked(name: str) -> None:
+    assert Redactor().data({"flags": {name: "sk-1", "ssl_keyfile": "/k"}}) == {
+        "flags": {name: MASK, "ssl_keyfile": "/k"},
+    }
