@@ -229,10 +229,16 @@ def plan_lines(teardown: t.Any) -> list[str]:
     rows = [
         [step.get("rung"), "; ".join(map(who, _list(step, "targets"))) or "nobody"] for step in _list(teardown, "plan")
     ]
-    if not rows:
-        return [_label("Would") + "evict nobody: nothing holds what this server needs"]
-    lines = [_label("Would") + "ask, until nobody wanted gone is left"]
-    return lines + [" " * _LABEL + line for line in table([Column("rung"), Column("whom", 76)], rows)]
+    if rows:
+        lines = [_label("Would") + "ask, until nobody wanted gone is left"]
+        lines += [" " * _LABEL + line for line in table([Column("rung"), Column("whom", 76)], rows)]
+    elif teardown.get("verdict") == "nothing_to_do":
+        lines = [_label("Would") + "evict nobody: nobody whom the scope includes is here"]
+    else:
+        lines = paragraph(f"evict: not known: {why(teardown)}", _label("Would"))
+    for item in _list(teardown, "spared"):
+        lines += paragraph(_whys(item), "left alone: ", indent=_LABEL)
+    return lines
 
 
 def verdict_lines(clean: t.Any, word: str = "Verdict") -> list[str]:
@@ -333,6 +339,12 @@ def _times(results: Result) -> list[str]:
     return paragraph(", ".join(parts), _label("Time")) if parts else []
 
 
+def _would_end(results: Result) -> bool:
+    """Check mode: whether a real run would meet the same verdict, since there is nobody to evict."""
+    verdict = _map(results, "clean").get("verdict")
+    return _map(results, "teardown").get("verdict") == "nothing_to_do" and verdict in ("dirty", "unknown")
+
+
 def relaunch_lines(results: Result) -> list[str]:
     """The summary of one server's relaunch.
 
@@ -347,6 +359,9 @@ def relaunch_lines(results: Result) -> list[str]:
         lines = [f"{title}: check mode, nothing was changed"]
         lines += plan_lines(results.get("teardown"))
         lines += verdict_lines(results.get("clean"), "Now")
+        if _would_end(results):
+            words = "end here and start nothing: it is not clean, and the scope includes nobody to evict"
+            return lines + [_label("Would") + words]
         return lines + launch_lines(results.get("launch"), would=True)
     lines = [f"{title}: {_outcome(results)}"]
     lines += gpu_lines(results.get("teardown"), results.get("clean"))
