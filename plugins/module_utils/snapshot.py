@@ -39,7 +39,9 @@ class Unit:
 class Leader:
     """A running SGLang launcher and what ties it to a port, GPUs and an owner. None: could not be read.
 
-    ``wrapper_pid``: the unit's main process where that is only a shell around this launcher.
+    ``wrapper_pid``: the unit's main process where that is only a shell around this launcher. ``pci_bus_order``: whether
+    it was told to count GPUs as the driver does (CUDA_DEVICE_ORDER=PCI_BUS_ID). ``device``, ``first_gpu`` and
+    ``gpu_count``: what its flags say of the GPUs that it will take, counted among those that it sees.
     """
 
     process: Process
@@ -50,6 +52,10 @@ class Leader:
     container: t.Optional[str]
     pinned_gb_by_flags: float = 0.0
     wrapper_pid: t.Optional[int] = None
+    pci_bus_order: bool = False
+    device: t.Optional[str] = None
+    first_gpu: t.Optional[int] = None
+    gpu_count: t.Optional[int] = None
 
     @property
     def owns_unit(self) -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from ..model import CgroupLimit, Gpu, HostMemory, PortUse, Process, Reason, ShmReading, Verdict
 from ..sglang.cmdline import worker_role
 from ..snapshot import GpuHolders, Leader, Snapshot
-from .gpus import baseline_for, names_gpu
+from .gpus import baseline_for
 from .leftovers import Leftover
 from .ports import judge_ports, program_of
 from .protected import protected_why
 from .targets import SPAWN_MARK, descendants, elsewhere
+from .visible import given_gpus, gpus_by_flags
 
 BENIGN_THROTTLE = ("idle", "software power cap", "sw power cap")
 NVML_MISMATCH = 18
@@ -454,19 +455,40 @@ def _servers(facts: Facts, limits: Limits) -> list[Reason]:
 
 
 def _starting(leader: Leader, facts: Facts) -> list[Reason]:
-    """A server that is still importing holds no GPU yet, for up to a minute; then it takes those that it sees."""
+    """A server that is still importing holds no GPU yet, for up to a minute; then it takes those that it was given.
+
+    One that holds any GPU has taken its own: it is just another server.
+    """
     snapshot = facts.snapshot
-    family = {leader.process.pid, *descendants(leader.process.pid, snapshot.processes)}
-    if any(one.pid in family for found in snapshot.holders.values() for one in found.holders):
+    if leader.device == "cpu" or _has_taken(leader, snapshot):
         return []
-    names = [name for name in (leader.visible_devices or "").split(",") if name]
-    aimed = [gpu.label for gpu in snapshot.gpus if any(names_gpu(gpu, name) for name in names)]
-    if leader.visible_devices is not None and not aimed:
+    ours = {gpu.index: gpu.label for gpu in snapshot.gpus}
+    given, by_flags = given_gpus(leader, snapshot), gpus_by_flags(leader, snapshot)
+    known = given.indices if given is not None else by_flags
+    aimed = [label for index, label in ours.items() if known is None or index in known]
+    unresolved = given.unresolved if given is not None else ()
+    if not aimed and not unresolved:
         return []
     subject = f"pid {leader.process.pid}"
-    where = ", ".join(aimed) or "whichever GPUs it sees"
-    text = f"{subject} is an SGLang launcher that holds no GPU yet and may take {where} ({program_of(leader.process)})"
-    return [Reason("server_starting", text, subject, "required" if aimed else "warning")]
+    text = f"{subject} is an SGLang launcher that holds no GPU yet and may take "
+    title = program_of(leader.process)
+    if not aimed:
+        words = ", ".join(unresolved)
+        text += f"ours: CUDA_VISIBLE_DEVICES names {words}, which can't be told to be one of the host's GPUs ({title})"
+        return [Reason("server_starting", text, subject, means="unknown")]
+    return [Reason("server_starting", text + f"{', '.join(aimed)} ({title})", subject)]
+
+
+def _has_taken(leader: Leader, snapshot: Snapshot) -> bool:
+    """Whether it or a process below it has a GPU. The driver's word is enough, and so is having a node open where this
+    driver's holders can't be told from visitors: another server's own GPUs must not count against ours.
+    """
+    family = {leader.process.pid, *descendants(leader.process.pid, snapshot.processes)}
+    for found in snapshot.holders.values():
+        rows = found.holders + found.suspects + (found.visitors if found.rule_holds is False else ())
+        if any(one.pid in family for one in rows):
+            return True
+    return False
 
 
 def _not_visible(facts: Facts, limits: Limits) -> list[Reason]:

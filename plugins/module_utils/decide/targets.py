@@ -19,10 +19,10 @@ from ..cgroups import container_of
 from ..model import Holder, Process
 from ..sglang.cmdline import worker_role
 from ..snapshot import Leader, Snapshot
-from .gpus import names_gpu
 from .holders import killable
 from .ports import program_of
 from .protected import protected_why
+from .visible import given_gpus
 
 SPAWN_MARK = "--multiprocessing-fork"
 
@@ -235,9 +235,9 @@ def _on_chosen_gpus(leader: Leader, snapshot: Snapshot, request: Request) -> t.O
     if held:
         return "its ranks hold GPU " + ", ".join(map(str, held))
     anywhere = any(family & _holder_pids(snapshot, index) for index in snapshot.holders)
-    if not anywhere and leader.visible_devices:
-        names = [name for name in leader.visible_devices.split(",") if name]
-        aimed = [gpu.index for gpu in snapshot.gpus if any(names_gpu(gpu, name) for name in names)]
+    given = given_gpus(leader, snapshot)
+    if not anywhere and given is not None:
+        aimed = [gpu.index for gpu in snapshot.gpus if gpu.index in given.indices]
         if aimed:
             return f"it starts on GPU {', '.join(map(str, aimed))} (CUDA_VISIBLE_DEVICES)"
     return None
@@ -354,8 +354,9 @@ def _add_own_session(snapshot: Snapshot, leader: Process, add: t.Callable[[Proce
 def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:
     """Orphans of a leader that died before this run: their session was made for this server alone, by its launch.
 
-    Once the session is empty its number may be given to somebody else, so the launch's own program must run there, and
-    no other process may have got the leader's pid.
+    Once the session is empty its number may be given to somebody else: to any Python program, since a virtual
+    environment's interpreter is the base Python's file. So it takes a worker's title, or the launch's own program as a
+    worker that imports or as a holder of a GPU; and no other process may have got the leader's pid.
     """
     record = request.record
     if record is None or record.boot_id is None or record.boot_id != snapshot.boot_id:
@@ -365,8 +366,11 @@ def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[
     now = snapshot.processes.get(record.pid)
     if now is not None and now.start_ticks != record.start_ticks:
         return
+    holding = {pid for index in snapshot.holders for pid in _holder_pids(snapshot, index)}
     for process in snapshot.processes.values():
-        ours = worker_role(process.title) is not None or (_python(process) and process.exe in (record.program, None))
+        same_program = record.program is not None and process.exe == record.program
+        works = SPAWN_MARK in process.argv or process.pid in holding
+        ours = worker_role(process.title) is not None or (same_program and works)
         if process.sid == record.sid and process.start_ticks >= record.start_ticks and ours:
             add(process, f"in session {record.sid}, which the launch record made for this server")
 

@@ -12,7 +12,7 @@ import re
 import typing as t
 from dataclasses import dataclass, field
 
-from ..cgroups import container_of, unit_of
+from ..cgroups import container_of, unit_of, user_unit_of
 from ..decide.gpus import choose_gpus
 from ..decide.holders import find_holders
 from ..decide.wrappers import wrapper_pid
@@ -66,7 +66,7 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
     processes, scan, leaders = bounded_view(options)
     gpus = reading.gpus or ()
     chosen = () if options.without_gpus or reading.gpus is None else choose_gpus(gpus, options.devices)
-    units = {pid: unit for pid, process in processes.items() if (unit := unit_of(process))}
+    units = {pid: unit for pid, one in processes.items() if (unit := unit_of(one) or user_unit_of(one))}
     own = own_pids(processes)
     holders = {
         gpu.index: find_holders(gpu, scan, processes, own, options.protect, units, reading.simulated) for gpu in gpus
@@ -175,7 +175,10 @@ def _leader(process: Process, unit: t.Optional[Unit], wrapper: t.Optional[int], 
     launched = launched_flags(process.argv, _config_reader(process, options.proc))
     flags = launched.flags if launched else {}
     environment = procfs.read_environment(process.pid, options.proc) or {}
-    port = flags.get("port", DEFAULT_PORT if launched and launched.complete else None)
+    complete = launched is not None and launched.complete
+    port = flags.get("port", DEFAULT_PORT if complete else None)
+    device = flags.get("device")
+    first, count = _gpus_by_flags(flags) if complete else (None, None)
     return Leader(
         process=process,
         port=int(port) if re.fullmatch(r"[0-9]{1,5}", str(port)) else None,
@@ -185,7 +188,33 @@ def _leader(process: Process, unit: t.Optional[Unit], wrapper: t.Optional[int], 
         container=container_of(process),
         pinned_gb_by_flags=_pinned_by_flags(flags),
         wrapper_pid=wrapper,
+        pci_bus_order=environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
+        device=device if isinstance(device, str) else None,
+        first_gpu=first,
+        gpu_count=count,
     )
+
+
+def _gpus_by_flags(flags: t.Mapping[str, t.Any]) -> tuple[t.Optional[int], t.Optional[int]]:
+    """The first GPU that a launcher with these flags takes, and how many from there on; both None where they don't
+    tell. Counted among the GPUs that it sees. With a step, the GPUs that it steps over are in the count.
+
+    Each data parallel replica has GPUs of its own, unless only attention is data parallel (SGLang's
+    data_parallel_controller.py: base_gpu_id += tp_size * gpu_id_step). Servers that generate images count by num-gpus.
+    """
+    if "num-gpus" in flags:
+        return None, None
+    try:
+        first, step = int(flags.get("base-gpu-id", 0)), int(flags.get("gpu-id-step", 1))
+        ranks = int(flags.get("tp-size", 1)) * int(flags.get("pp-size", 1))
+        if not flags.get("enable-dp-attention"):
+            ranks *= int(flags.get("dp-size", 1))
+        nodes = int(flags.get("nnodes", 1))
+    except (TypeError, ValueError):
+        return None, None
+    if first < 0 or min(step, ranks, nodes) < 1:
+        return None, None
+    return first, -(-ranks // nodes) * step
 
 
 def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
@@ -202,7 +231,7 @@ def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
 def _config_reader(process: Process, proc: str) -> t.Callable[[str], t.Optional[str]]:
     def read(path: str) -> t.Optional[str]:
         absolute = path if path.startswith("/") else f"{_cwd(process.pid, proc)}/{path}"
-        return procfs.read_text(f"{proc}/{process.pid}/root{absolute}")
+        return procfs.read_regular(f"{proc}/{process.pid}/root{absolute}")
 
     return read
 

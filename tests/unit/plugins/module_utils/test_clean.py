@@ -283,6 +283,62 @@ def test_ranks_of_a_running_server_are_no_orphans() -> None:
     assert codes(verdict(seen, Limits(ports=(30000,)))) == ("dirty", ["server_running"])
 
 
+def starting(
+    names: t.Sequence[str] = ("NVIDIA H200", "NVIDIA H200"), container: str | None = None, **changes: t.Any
+) -> tuple[str, list[str]]:
+    """The verdict on GPU 1 of two, while another server's launcher imports."""
+    server = process(30, LEADER)
+    gpus = [gpu(index, name=name) for index, name in enumerate(names)]
+    seen = snapshot(server, gpus=gpus, chosen=[1], leaders=[leader(server, 30001, container=container, **changes)])
+    return codes(verdict(seen, Limits(ports=(30000,))))
+
+
+CLEAN, DIRTY, UNKNOWN = ("clean", []), ("dirty", ["server_starting"]), ("unknown", ["server_starting"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, DIRTY),  # no flags could be read: it may take any
+        ({"first_gpu": 0, "gpu_count": 1}, CLEAN),
+        ({"first_gpu": 0, "gpu_count": 2}, DIRTY),
+        ({"first_gpu": 1, "gpu_count": 1}, DIRTY),
+        ({"first_gpu": 2, "gpu_count": 8}, CLEAN),
+        ({"device": "cpu"}, CLEAN),
+        ({"device": "cuda"}, DIRTY),
+        ({"first_gpu": 0, "gpu_count": 1, "container": "docker:abc"}, DIRTY),  # its GPU 0 may be our GPU 1
+        ({"first_gpu": 0, "gpu_count": 1, "names": ("NVIDIA H200", "NVIDIA L4")}, DIRTY),
+        ({"first_gpu": 0, "gpu_count": 1, "names": ("NVIDIA H200", "NVIDIA L4"), "pci_bus_order": True}, CLEAN),
+        ({"visible_devices": "0"}, CLEAN),
+        ({"visible_devices": "1"}, DIRTY),
+        ({"visible_devices": ""}, CLEAN),
+        ({"visible_devices": "-1"}, CLEAN),
+        ({"visible_devices": "0", "container": "docker:abc"}, UNKNOWN),
+        ({"visible_devices": "GPU-0", "container": "docker:abc"}, CLEAN),
+        ({"visible_devices": "0,7"}, UNKNOWN),
+        ({"visible_devices": "MIG-1,1"}, DIRTY),
+    ],
+)
+def test_a_launcher_that_still_imports(changes: dict[str, t.Any], expected: tuple[str, list[str]]) -> None:
+    assert starting(**changes) == expected
+
+
+@pytest.mark.parametrize("visible", [None, "0,1", "7", "MIG-x"])
+def test_a_server_that_serves_on_other_gpus_never_counts_against_ours(visible: str | None) -> None:
+    server = process(30, LEADER)
+    rank = process(31, "sglang::scheduler", ppid=30)
+    other = [leader(server, 30001, visible_devices=visible)]
+    limits = Limits(ports=(30000,))
+    mapped = snapshot(server, rank, gpus=[gpu(0), gpu(1)], uses=[holds(31), visits(30)], leaders=other, chosen=[1])
+    assert codes(verdict(mapped, limits)) == CLEAN
+    listed = snapshot(server, rank, gpus=[gpu(0, listed=[31]), gpu(1)], leaders=other, chosen=[1])
+    assert codes(verdict(listed, limits)) == CLEAN
+    unproved = snapshot(
+        server, rank, gpus=[gpu(0, listed=[31]), gpu(1)], uses=[visits(31)], leaders=other, chosen=[1]
+    )
+    assert codes(verdict(unproved, limits)) == CLEAN
+
+
 @pytest.mark.parametrize("changes", [{"port": None}, {"same_network": None}])
 def test_a_server_whose_port_is_not_known(changes: dict[str, t.Any]) -> None:
     server = process(30, LEADER)

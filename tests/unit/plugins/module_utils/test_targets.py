@@ -174,6 +174,18 @@ def test_orphans_of_the_recorded_session() -> None:
     assert pids(select(snapshot(older, stranger, other_python), request)) == []
 
 
+def test_a_reused_session_with_the_same_python_is_not_enough() -> None:
+    job = process(301, ("python3", "train.py"), sid=100)
+    keeps = process(302, ("python3", "x"), sid=100)
+    looks = process(303, ("python3", "y"), sid=100)
+    seen = snapshot(job, keeps, looks, gpus=[gpu(0)], uses=[holds(302), visits(303)])
+    assert pids(select(seen, Request(name="a", record=record()))) == [302]
+    for program in (None, "/opt/other/python3"):
+        assert pids(select(seen, Request(name="a", record=record(program=program)))) == []
+    unreadable = process(304, SPAWNED, sid=100, exe=None)
+    assert pids(select(snapshot(unreadable), Request(name="a", record=record(program=None)))) == []
+
+
 def test_a_session_number_that_was_given_away_is_not_ours() -> None:
     new_owner = process(100, ("python3", "jupyter"), start_ticks=9999)
     child = process(301, ("python3", "kernel"), sid=100, ppid=100)
@@ -232,6 +244,50 @@ def test_a_server_that_starts_is_chosen_by_the_gpus_it_was_given() -> None:
     assert start("0") == []
     assert start(None) == []
     assert start("") == []
+
+
+def chosen_by(visible: str, **changes: t.Any) -> list[int]:
+    """Whether a launcher with this CUDA_VISIBLE_DEVICES is on GPU 1."""
+    uuids = ["GPU-8932f937-d72c", "GPU-89aa0000-d72c"]
+    gpus = [gpu(index, uuid=uuid, name=name) for index, (uuid, name) in enumerate(zip(uuids, changes.pop("names", "HH")))]
+    own = changes.pop("own_container", None)
+    starts = leader(A, visible_devices=visible, **changes)
+    seen = snapshot(A, gpus=gpus, chosen=[1], leaders=[starts], own_container=own)
+    return pids(select(seen, Request(scope="sglang", devices=("1",))))
+
+
+def test_a_number_in_another_container_is_that_containers_own() -> None:
+    assert chosen_by("1") == [100]
+    assert chosen_by("1", container="docker:abc") == []
+    assert chosen_by("1", container="docker:abc", own_container="docker:abc") == [100]
+    assert chosen_by("1", own_container="docker:abc") == []
+    assert chosen_by("GPU-89aa0000-d72c", container="docker:abc") == [100]
+
+
+def test_a_number_means_the_drivers_only_where_cuda_counts_alike() -> None:
+    assert chosen_by("1", names=["NVIDIA H200", "NVIDIA L4"]) == []
+    assert chosen_by("1", names=[None, None]) == []
+    assert chosen_by("1", names=["NVIDIA H200", "NVIDIA L4"], pci_bus_order=True) == [100]
+    assert chosen_by("GPU-89aa0000-d72c", names=["NVIDIA H200", "NVIDIA L4"]) == [100]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("GPU-89a", [100]),
+        ("gpu-89AA", [100]),
+        ("GPU-893", []),
+        ("GPU-89", []),  # both begin so
+        ("GPU-", []),
+        ("GPU-89aa0000-d72c-1", []),
+        ("GPU-893, GPU-89a", [100]),
+        ("-1,1", []),  # CUDA stops there
+        ("MIG-89aa", []),
+        ("\u0661", []),
+    ],
+)
+def test_the_beginning_of_a_uuid_names_a_gpu_where_it_is_the_only_one(visible: str, expected: list[int]) -> None:
+    assert chosen_by(visible) == expected
 
 
 def test_other_holders_only_with_scope_gpu() -> None:
