@@ -14,7 +14,7 @@ from ..model import ShmFile
 # Names that carry their creator's pid. Before 0.5.14 SGLang's segments were called psm_*, as those of any Python
 # program.
 _STAMPED = re.compile(r"^(?:sgl_shm_(?:mm|mq|nodecheck|sync)_\d+_|multi_tokenizer_args_\d+$|sem\.loky-\d+-)")
-_UNSTAMPED = re.compile(r"^(?:sglang_loads_|sglang_host_pool_|nccl-|sem\.)")
+_UNSTAMPED = re.compile(r"^(?:sglang_loads_|sglang_host_pool_|nccl-)")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ def judge_leftover(
 ) -> Leftover:
     """Judge one file of /dev/shm.
 
-    A file whose name carries its creator's pid may go when that process is dead and nobody maps or has open the file.
+    A file whose name carries its creator's pid may go when that process is dead, nobody maps or has open the file, and
+    it belongs to the server's user where that is known.
     One of SGLang's names without a pid may go when nobody maps or has it open, it belongs to the server's user
     (``server_uid``), and it was last written before the leader's death (``leader_died_at``, seconds since the epoch).
     Nothing may go after a scan that could not see every process.
@@ -43,11 +44,13 @@ def judge_leftover(
     if not scan_complete:
         return Leftover(False, "not every process could be looked at: it may be in use")
     if stamped:
-        return _judge_stamped(file)
+        return _judge_stamped(file, server_uid)
     return _judge_unstamped(file, server_uid, leader_died_at)
 
 
-def _judge_stamped(file: ShmFile) -> Leftover:
+def _judge_stamped(file: ShmFile, server_uid: t.Optional[int]) -> Leftover:
+    if server_uid is not None and file.uid != server_uid:
+        return _of_another_user(file, server_uid)
     if file.creator_pid is None or file.creator_alive is None:
         return Leftover(False, "whether its creator lives is not known")
     if file.creator_alive:
@@ -59,12 +62,16 @@ def _judge_unstamped(file: ShmFile, server_uid: t.Optional[int], leader_died_at:
     if server_uid is None:
         return Leftover(False, "nobody uses it, but the server's user is not known")
     if file.uid != server_uid:
-        return Leftover(False, f"it belongs to uid {file.uid}, not to the server's user (uid {server_uid})")
+        return _of_another_user(file, server_uid)
     if leader_died_at is None:
         return Leftover(False, "nobody uses it, but when the server's leader died is not known")
     if not file.mtime < leader_died_at:
         return Leftover(False, "it is younger than the leader's death")
     return Leftover(True, "it belongs to the server's user, is older than the leader's death, and nobody uses it")
+
+
+def _of_another_user(file: ShmFile, server_uid: int) -> Leftover:
+    return Leftover(False, f"it belongs to uid {file.uid}, not to the server's user (uid {server_uid})")
 
 
 def _pids(file: ShmFile) -> str:

@@ -16,7 +16,7 @@ import stat
 import typing as t
 
 from ..model import Problem, ShmFile, ShmReading
-from .procfs import list_pids, parse_stat
+from .procfs import list_pids, parse_stat, parse_status
 
 _MIB = 1024 * 1024
 _Inode = tuple[int, int]  # st_dev, st_ino
@@ -44,7 +44,9 @@ def read_shm(path: str = "/dev/shm", proc: str = "/proc") -> ShmReading:
 
     ``scan_complete`` is True only if every process that could use a file was looked at: all of this PID namespace, none
     of them unreadable. Else users may be missing, and ``creator_alive`` is None wherever no living creator was seen: a
-    pid of another namespace means nothing here. Never raises; what failed is in ``problems``.
+    pid of another namespace means nothing here. A container that shares our IPC namespace stamps the pid that it sees,
+    so a creator lives as well where any process has that pid in its own PID namespace. Never raises; what failed is in
+    ``problems``.
     """
     try:
         # Not through a symbolic link: whoever may write the parent directory must not choose what is read.
@@ -135,6 +137,8 @@ class _Users:
         self._mapped: dict[_Inode, set[int]] = {}
         self._opened: dict[_Inode, set[int]] = {}
         self._unreadable: set[int] = set()
+        self._stamped = any(creator_pid(name) is not None for name in files or {})
+        self._inner_pids: set[int] = set()  # of processes in PID namespaces below ours, as they know themselves
         self.deleted: set[tuple[str, int]] = set()
         self.problems: list[Problem] = []
         self._pids: frozenset[int] = frozenset()
@@ -210,6 +214,8 @@ class _Users:
 
     def _alive(self, pid: int) -> t.Optional[bool]:
         """True: a process of this pid lives. False only where that can be known. A zombie without threads is dead."""
+        if pid in self._inner_pids:
+            return True
         if pid not in self._pids:
             return False if self.complete else None
         current = self._stat(f"{self._proc}/{pid}")
@@ -230,6 +236,8 @@ class _Users:
         base = f"{self._proc}/{pid}"
         mapped = self._scan_maps(pid, base)
         self._scan_fds(pid, base)
+        if self._stamped:
+            self._scan_inner_pid(pid, base)
         if mapped:
             return
         current = self._stat(base)
@@ -244,6 +252,17 @@ class _Users:
         for task in tasks:
             self._scan_maps(pid, f"{base}/task/{task}")
             self._scan_fds(pid, f"{base}/task/{task}")
+
+    def _scan_inner_pid(self, pid: int, base: str) -> None:
+        try:
+            with open(f"{base}/status", "rb") as stream:
+                status = parse_status(stream.read().decode("utf-8", "replace"))
+        except OSError as exc:
+            self._refused(pid, exc)
+            return
+        numbers = status.get("NSpid", "").split()
+        if len(numbers) > 1 and numbers[-1].isdecimal():
+            self._inner_pids.add(int(numbers[-1]))
 
     def _refused(self, pid: int, exc: OSError) -> None:
         if not isinstance(exc, (FileNotFoundError, ProcessLookupError)):  # those two: it has ended

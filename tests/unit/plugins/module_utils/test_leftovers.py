@@ -50,14 +50,14 @@ def judge(
 
 
 @pytest.mark.parametrize("name", ["sgl_shm_mm_7_a", "sgl_shm_nodecheck_7_a", "multi_tokenizer_args_7", "sem.loky-7-a"])
-def test_a_stamped_file_of_a_dead_creator_goes_whoever_owns_it(name: str) -> None:
+def test_a_stamped_file_of_a_dead_creator_is_one(name: str) -> None:
     file = stamped(name=name, creator_pid=7, uid=0, mtime=9e9)
     judged = judge(file, server_uid=None, leader_died_at=None)
     assert judged.removable
     assert "pid 7" in judged.why
 
 
-@pytest.mark.parametrize("name", ["sglang_loads_0a_1b.shm", "nccl-AbCdEf", "sem.H7nNiy", "sglang_host_pool_x.mmap"])
+@pytest.mark.parametrize("name", ["sglang_loads_0a_1b.shm", "nccl-AbCdEf", "sglang_host_pool_x.mmap"])
 def test_an_unstamped_file_of_the_servers_user_that_is_older_than_the_death_goes(name: str) -> None:
     assert judge(shm_file(name)).removable
 
@@ -70,6 +70,9 @@ def test_an_unstamped_file_of_the_servers_user_that_is_older_than_the_death_goes
         (stamped(creator_pid=None), "not known"),
         (stamped(mapped_by=(5, 6)), "in use by pid 5, 6"),
         (stamped(opened_by=(5,)), "in use by pid 5"),
+        (stamped(uid=1001), "uid 1001"),
+        (stamped(uid=0), "uid 0"),
+        (shm_file("sem.H7nNiy"), "any program"),
         (stamped(mapped_by=tuple(range(1, 9))), "1, 2, 3, 4, 5 and 3 more"),
         (shm_file("nccl-a", mapped_by=(5,)), "in use by pid 5"),
         (shm_file("nccl-a", opened_by=(5,)), "in use by pid 5"),
@@ -142,7 +145,8 @@ def test_no_file_in_use_or_without_proof_is_ever_removable(
     if judged.removable:
         assert complete
         assert not users[0] and not users[1]
-        assert name.startswith(("sgl_shm_", "multi_tokenizer_args_", "sglang_", "nccl-", "sem."))
+        assert name.startswith(("sgl_shm_", "multi_tokenizer_args_", "sglang_", "nccl-", "sem.loky-"))
+        assert server_uid in (None, uid)
         own_and_old = uid == server_uid and died_at is not None and mtime < died_at
         assert alive is False or own_and_old
         assert not judge(file, server_uid, died_at, False).removable

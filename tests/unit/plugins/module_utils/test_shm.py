@@ -83,6 +83,33 @@ def test_a_zombie_is_dead_unless_its_threads_live(host: FakeHost, threads: int, 
     assert only_file(host).creator_alive is alive
 
 
+@pytest.mark.parametrize(
+    ("nspid", "alive"),
+    [
+        ("5000\t777", True),
+        ("5000\t20\t777", True),
+        ("5000\t777\t9", False),
+        ("5000", False),
+        ("", False),
+        ("5000\tx", False),
+    ],
+)
+def test_a_creator_in_a_container_is_found_by_the_pid_that_it_has_there(
+    host: FakeHost, nspid: str, alive: bool
+) -> None:
+    host.shm_file(MQ)
+    host.process(5000, ["sglang::scheduler_TP0"], status={"NSpid": nspid})
+    assert only_file(host).creator_alive is alive
+
+
+def test_a_process_whose_status_cannot_be_read_may_be_the_creator(host: FakeHost) -> None:
+    host.shm_file(MQ)
+    status = host.process(5000, ["a"]) / "status"
+    status.unlink()
+    status.mkdir()  # reading it is an error, for root as well
+    assert_not_proved(host, "pid 5000")
+
+
 def test_users_are_found_by_inode_under_any_name(host: FakeHost) -> None:
     path = host.shm_file(MQ)
     host.process(10, ["a"], maps=maps_line(path))

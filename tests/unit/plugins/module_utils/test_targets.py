@@ -249,7 +249,8 @@ def test_a_server_that_starts_is_chosen_by_the_gpus_it_was_given() -> None:
 def chosen_by(visible: str, **changes: t.Any) -> list[int]:
     """Whether a launcher with this CUDA_VISIBLE_DEVICES is on GPU 1."""
     uuids = ["GPU-8932f937-d72c", "GPU-89aa0000-d72c"]
-    gpus = [gpu(index, uuid=uuid, name=name) for index, (uuid, name) in enumerate(zip(uuids, changes.pop("names", "HH")))]
+    names = changes.pop("names", ["NVIDIA H200", "NVIDIA H200"])
+    gpus = [gpu(index, uuid=uuids[index], name=names[index]) for index in range(2)]
     own = changes.pop("own_container", None)
     starts = leader(A, visible_devices=visible, **changes)
     seen = snapshot(A, gpus=gpus, chosen=[1], leaders=[starts], own_container=own)
