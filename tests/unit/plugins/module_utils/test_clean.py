@@ -293,7 +293,8 @@ def starting(
     return codes(verdict(seen, Limits(ports=(30000,))))
 
 
-CLEAN, DIRTY, UNKNOWN = ("clean", []), ("dirty", ["server_starting"]), ("unknown", ["server_starting"])
+CLEAN: tuple[str, list[str]] = ("clean", [])
+DIRTY, UNKNOWN = ("dirty", ["server_starting"]), ("unknown", ["server_starting"])
 
 
 @pytest.mark.parametrize(
