@@ -245,6 +245,13 @@ config_changed:
   returned: success
   type: bool
   sample: true
+secrets_changed:
+  description:
+    - Whether the keys or the environment's file differ from those of the launch before, compared on the host.
+    - V(null) if there was none, or if its files can't be read.
+  returned: success
+  type: bool
+  sample: false
 argv:
   description: The command line.
   returned: success
@@ -283,6 +290,7 @@ record:
     log: journal
 """
 
+import dataclasses
 import json
 import os
 import typing as t
@@ -305,6 +313,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch im
     plan_launch,
     shown_before,
 )
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.private_files import secrets_differ
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, new_launch_id, server_dir
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import check_unit_name
 
@@ -401,17 +410,23 @@ def _gpus(names: t.Sequence[str], deadline_s: float) -> t.Optional[tuple[ChosenG
 
 def diff(before: t.Optional[Record], request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> dict[str, str]:
     unit = None
-    if before is not None and before.unit is not None:
-        unit = act.read_unit_file(os.path.join(unit_dir, before.unit))
+    if request.launcher == "systemd":
+        unit = act.read_unit_file(os.path.join(unit_dir, str(request.unit)))
+    last = before if before is None or unit is None else dataclasses.replace(before, unit=request.unit)
     return {
         "before_header": f"{request.name} ({before.launch_id})" if before is not None else request.name,
         "after_header": request.name,
-        "before": shown_before(before, unit, request.redactor),
+        "before": shown_before(last, unit, request.redactor),
         "after": plan.shown,
     }
 
 
-def result_of(record: Record, before: t.Optional[Record], files: t.Iterable[tuple[str, bool]]) -> dict[str, t.Any]:
+def result_of(
+    record: Record,
+    before: t.Optional[Record],
+    files: t.Iterable[tuple[str, bool]],
+    secrets_changed: t.Optional[bool] = None,
+) -> dict[str, t.Any]:
     return {
         "launch_id": record.launch_id,
         "pid": record.pid,
@@ -421,6 +436,7 @@ def result_of(record: Record, before: t.Optional[Record], files: t.Iterable[tupl
         "unit": record.unit,
         "config_hash": record.config_hash,
         "config_changed": None if before is None else before.config_hash != record.config_hash,
+        "secrets_changed": secrets_changed,
         "argv": list(record.argv),
         "log": record.log,
         "files": [{"path": path, "changed": changed} for path, changed in files],
@@ -450,14 +466,15 @@ def main() -> t.NoReturn:
         plan = plan_launch(request, new_launch_id())
         before = act.check_preconditions(request, fetch_processes(), params["unit_dir"], may_run=module.check_mode)
         result: dict[str, t.Any] = {"diff": diff(before, request, plan, params["unit_dir"])} if module._diff else {}
+        changed = secrets_differ(before, plan, request.state_dir)
         if module.check_mode:
             files = planned_files(request, plan, params["unit_dir"])
-            would = result_of(plan.record, before, files)
+            would = result_of(plan.record, before, files, changed)
             module.exit_json(changed=True, **result, **without_launch_id(would, plan.record.launch_id))
         launched = act.start(request, plan, params["unit_dir"])
     except CleanSlateError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files))
+    module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files, changed))
 
 
 if __name__ == "__main__":

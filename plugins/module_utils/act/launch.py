@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 import os
 import resource
 import stat
+import time
 import typing as t
 from dataclasses import dataclass
 
@@ -24,6 +26,8 @@ from ..errors import CleanSlateError, NotPermitted
 from ..model import Process
 from ..observe.bounded import fetch_process, fetch_processes
 from ..observe.systemd import has_systemd, read_unit
+from ..sglang.cmdline import is_leader
+from ..sglang.files import open_regular
 from ..sglang.launch import Account, LaunchPlan, LaunchRequest
 from ..sglang.logs import last_error
 from ..sglang.record import (
@@ -36,13 +40,34 @@ from ..sglang.record import (
     write_file,
     write_record,
 )
+from ..sglang.redact import Redactor
+from ..sglang.unit import MARK
 from ..spawn import Called, call_bounded, run_bounded, spawn_detached
 
 ACCESS_DEADLINE_S = 20.0
 RELOAD_DEADLINE_S = 60.0
 START_DEADLINE_S = 60.0
 DEFAULT_UNIT_DIR = "/etc/systemd/system"
+JOURNAL_DEADLINE_S = 10.0
 _OPEN_FILES = 1048576
+_UNIT_LIMIT = 1 << 20
+_RUNNING = ("active", "activating", "reloading")
+
+
+@dataclass(frozen=True)
+class _Journal:
+    """A unit's output since this start; an earlier one's errors would explain nothing."""
+
+    unit: str
+    since: float
+    redactor: Redactor
+
+    def error(self) -> str:
+        """The cause, for a message and without secrets; empty if the output doesn't tell."""
+        argv = ["journalctl", "--unit", self.unit, "--since", f"@{self.since:.6f}"]
+        done = run_bounded([*argv, "--lines", "200", "--output", "cat", "--no-pager"], JOURNAL_DEADLINE_S)
+        cause = last_error(done.stdout) if done.ok else None
+        return f" ({self.redactor.text(cause)})" if cause else ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +105,10 @@ def check_preconditions(
         raise NotPermitted(f"only root can start a server as {request.account.user!r}; use become, or leave user away")
     _check_paths(request)
     _check_state_dir(request.state_dir)
-    return check_not_running(request, processes, may_run)
+    before = check_not_running(request, processes, may_run)
+    if request.launcher == "systemd":
+        check_unit_free(request, unit_dir, processes, may_run)
+    return before
 
 
 def check_not_running(
@@ -99,6 +127,38 @@ def check_not_running(
             f"End it with gpu_evict (name: {request.name}) first"
         )
     return reading.record
+
+
+def check_unit_free(
+    request: LaunchRequest,
+    unit_dir: str,
+    processes: t.Mapping[int, Process],
+    may_run: bool = False,
+) -> None:
+    """Raise if the unit is somebody else's, or runs: a start would then start nothing.
+
+    ``may_run``: an SGLang server in it is no error, since it would be evicted before the start.
+    """
+    unit = str(request.unit)
+    path = os.path.join(unit_dir, unit)
+    text = read_unit_file(path)
+    if text is not None and MARK not in text:
+        raise CleanSlateError(
+            f"unit: {path} was not written by cleanslate.sglang; choose another unit name, or move it away"
+        )
+    seen = read_unit(unit)
+    if seen is None:
+        raise CleanSlateError(f"unit: systemd does not tell the state of {unit}")
+    if seen.active_state not in _RUNNING or not seen.main_pid:
+        return
+    process = processes.get(seen.main_pid)
+    if may_run and process is not None and is_leader(process.argv):
+        return
+    words = "" if process is None else f" ({request.redactor.text(' '.join(request.redactor.argv(process.argv)))})"
+    raise CleanSlateError(
+        f"unit: {unit} is {seen.active_state} with pid {seen.main_pid}{words}, which no record here stands for; "
+        "stop that unit, or choose another unit name"
+    )
 
 
 def _check_systemd(unit_dir: str, run: str) -> None:
@@ -191,7 +251,10 @@ def start(request: LaunchRequest, plan: LaunchPlan, unit_dir: str = DEFAULT_UNIT
     gid = account.gid if os.geteuid() == 0 else None
     folder = create_launch_dir(request.state_dir, request.name, plan.record.launch_id, gid)
     with _locked(server_dir(request.state_dir, request.name), request.name):
-        check_not_running(request, fetch_processes())
+        processes = fetch_processes()
+        check_not_running(request, processes)
+        if request.launcher == "systemd":
+            check_unit_free(request, unit_dir, processes)
         files = [(write_file(folder, "env", plan.files["env"].encode()), True)]
         owner = (account.uid, account.gid)
         config = write_file(folder, "config.yaml", plan.files["config.yaml"].encode(), owner=owner)
@@ -283,39 +346,46 @@ def _start_unit(request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> tupl
     changed = read_unit_file(path) != text
     if changed:
         write_file(unit_dir, unit, text.encode(), mode=0o644)
-    _systemctl(["daemon-reload"], RELOAD_DEADLINE_S)
+    redactor = request.redactor
+    _systemctl(["daemon-reload"], RELOAD_DEADLINE_S, redactor)
     run_bounded(["systemctl", "reset-failed", unit], RELOAD_DEADLINE_S)  # fails where there is nothing to reset
-    _systemctl(["enable" if request.enabled else "disable", unit], RELOAD_DEADLINE_S)
-    _systemctl(["start", unit], START_DEADLINE_S, unit)
+    _systemctl(["enable" if request.enabled else "disable", unit], RELOAD_DEADLINE_S, redactor)
+    journal = _Journal(unit, time.time(), redactor)
+    _systemctl(["start", unit], START_DEADLINE_S, redactor, journal)
     seen = read_unit(unit)
     process = fetch_process(seen.main_pid) if seen is not None and seen.main_pid else None
     if process is None:
         raise CleanSlateError(
-            f"the unit {unit} was started and has no main process{_journal_error(unit)}; see journalctl -u {unit}"
+            f"the unit {unit} was started and has no main process{journal.error()}; see journalctl -u {unit}"
+        )
+    if plan.record.config not in process.argv and not process.dead:
+        raise CleanSlateError(
+            f"the unit {unit} was started, and its main process {process.pid} is not this launch: "
+            f"{plan.record.config} is not on its command line; see systemctl cat {unit}"
         )
     return changed, process
 
 
 def read_unit_file(path: str) -> t.Optional[str]:
-    """The text of a unit, None if there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except FileNotFoundError:
+    """The text of a unit, None if there is none. A link (a masked unit is one) or a device has the text ''."""
+    if not os.path.lexists(path):
         return None
+    try:
+        fd = open_regular(path)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ELOOP):
+            return ""
+        raise NotPermitted(f"unit: {path} can't be read: {error.strerror}") from error
+    with os.fdopen(fd, encoding="utf-8", errors="replace") as stream:
+        return stream.read(_UNIT_LIMIT)
 
 
-def _systemctl(words: list[str], deadline_s: float, unit: t.Optional[str] = None) -> None:
+def _systemctl(
+    words: list[str], deadline_s: float, redactor: Redactor, journal: t.Optional[_Journal] = None
+) -> None:
     done = run_bounded(["systemctl", *words], deadline_s)
     if done.ok:
         return
-    said = " ".join((done.error or done.stderr or "").split())
+    said = redactor.text(" ".join((done.error or done.stderr or "").split()))
     why = f"gave no answer within {deadline_s:g} s" if done.timed_out else f"failed: {said or f'status {done.rc}'}"
-    raise CleanSlateError(f"systemctl {' '.join(words)} {why}{_journal_error(unit) if unit else ''}")
-
-
-def _journal_error(unit: str) -> str:
-    """The cause by the unit's own output, for a message; empty if it doesn't tell."""
-    done = run_bounded(["journalctl", "--unit", unit, "--lines", "200", "--output", "cat", "--no-pager"], 10.0)
-    cause = last_error(done.stdout) if done.ok else None
-    return f" ({cause})" if cause else ""
+    raise CleanSlateError(f"systemctl {' '.join(words)} {why}{'' if journal is None else journal.error()}")

@@ -256,6 +256,6 @@ def _shown(record: Record, argv: t.Sequence[str], unit: t.Optional[str]) -> str:
 def shown_before(record: t.Optional[Record], unit: t.Optional[str], redactor: Redactor) -> str:
     """The same of an earlier launch, as far as its record holds it; ``unit``: the text of its unit, if there is one."""
     if record is None:
-        return ""
+        return redactor.text(unit or "")
     config_words = 5  # python -m sglang.launch_server --config PATH
     return redactor.text(_shown(record, record.argv[config_words:], unit))

@@ -153,3 +153,10 @@ def test_logs() -> None:
     plan = plan_launch(changed(log="/var/log/x.log"), ID)
     assert "StandardOutput=append:/var/log/x.log" in str(plan.unit_text)
     assert "StandardOutput=journal" in str(plan_launch(REQUEST, ID).unit_text)
+
+
+def test_a_unit_without_a_record_is_shown_in_the_difference() -> None:
+    """A record may be lost while its unit is there: what would be overwritten is shown."""
+    assert shown_before(None, "[Service]\nEnvironment=HF_TOKEN=hf-1\n", Redactor()) == (
+        "[Service]\nEnvironment=HF_TOKEN=********\n"
+    )
