@@ -27,6 +27,17 @@ from .spawn import fetch_bounded
 
 LIVE_PROC = "/proc"
 SHM_DEADLINE_S = 30.0
+# Reasons that say what could not be seen: with no other beside them the verdict is unknown, not failed.
+NOT_SEEN = frozenset(
+    {
+        "memory_unknown",
+        "gpus_unknown",
+        "scan_incomplete",
+        "server_unknown",
+        "look_failed",
+        "unit_runs_something_else",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,7 @@ def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
     codes = {reason.code for reason in climber.report.reasons if reason.severity == "required"}
     if check_mode:
         return "planned" if planned else "unknown" if codes else "nothing_to_do"
-    if codes - {"memory_unknown", "gpus_unknown", "scan_incomplete", "server_unknown", "look_failed"}:
+    if codes - NOT_SEEN:
         return "failed"
     if codes:
         return "unknown"

@@ -26,8 +26,9 @@ from ..model import GpuReading, Process, Reason
 from ..observe import nvml
 from ..observe.look import LookOptions, holds_now, look, look_with, still_listed
 from ..observe.procfs import read_identity, read_process, read_wchan
+from ..observe.systemd import has_systemd, read_unit
 from ..sglang.cmdline import is_leader
-from ..snapshot import Snapshot
+from ..snapshot import Snapshot, Unit
 from ..spawn import call_bounded
 from .owners import Asked, ask_to_stop
 from .signals import Grip, Sent, grip, send, wait_ended
@@ -40,6 +41,7 @@ UNPIN_LIMIT_S = 600.0  # 2.4 TB: what flags ask for is no figure to wait on with
 RETURN_S = 2.0  # a supervisor starts its server again within a second (systemd 0.1 s, docker 0.1 s)
 QUICK_S = 2.0  # a driver that answers within this is asked anew at every look
 SETTLE_S = 0.3
+EXEC_S = 2.0  # how long our own unit's main process gets to show what it is
 GB_PER_MIB = 2**20 / 1e9
 FOLLOW_S = (
     5.0  # how long ranks get to follow their leader (it ends them in 0.1-0.2 s; on an old kernel by its watchdog)
@@ -156,7 +158,7 @@ class Climber:
 
     def climb(self) -> Report:
         """Climb until nobody wanted gone is left, the rungs are used up, or something unkillable ends it."""
-        snapshot, selection = self.look()
+        snapshot, selection = self._first_look()
         acted = bool(selection.everybody) or bool(self._waiting_unit())
         for rung in self.rungs:
             action = self._actions().get(rung)
@@ -181,7 +183,7 @@ class Climber:
 
     def plan(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What climbing would do now: (rung, who would be asked), for check mode and for people."""
-        snapshot, selection = self.look()
+        snapshot, selection = self._first_look()
         self._report_blind(snapshot)
         rows: list[tuple[str, tuple[str, ...]]] = []
         waiting = self._waiting_unit()
@@ -334,18 +336,48 @@ class Climber:
     def _unpin_s(self) -> float:
         return min(UNPIN_LIMIT_S, self.pinned_mib * GB_PER_MIB * UNPIN_S_PER_GB)
 
-    def _waiting_unit(self) -> t.Optional[Owner]:
-        """Our own unit between two respawns: nobody runs at this moment, yet systemd will start it again."""
-        from ..observe.systemd import has_systemd, read_unit
-
+    def _own_unit(self) -> t.Optional[Unit]:
+        """The unit that the request or the launch record names, as systemd knows it now; None where there is none."""
         record = self.request.record
         name = self.request.unit or (record.unit if record else None)
         if not name or self.options.proc != "/proc" or not has_systemd():
             return None
         unit = read_unit(name, self.options.systemctl_deadline_s)
-        if unit is None or unit.load_state != "loaded" or unit.main_pid != 0:
+        return unit if unit is not None and unit.load_state == "loaded" else None
+
+    def _waiting_unit(self) -> t.Optional[Owner]:
+        """Our own unit between two respawns: nobody runs at this moment, yet systemd will start it again."""
+        unit = self._own_unit()
+        if unit is None or unit.main_pid != 0 or unit.active_state != "activating":
             return None
-        return Owner("systemd", name, 0, unit.restart) if unit.active_state == "activating" else None
+        return Owner("systemd", unit.name, 0, unit.restart)
+
+    def _first_look(self) -> tuple[Snapshot, Selection]:
+        """The first look; a second one where our own unit runs something that shows no command line yet.
+
+        A process has none for a moment while it is exec'ed: a crash-looping server can be met in just that moment.
+        """
+        snapshot, selection = self.look()
+        end = time.monotonic() + EXEC_S
+        unit = self._own_unit() if not selection.everybody else None
+        while unit is not None and unit.main_pid != 0 and unit.main_pid not in _pids_of(selection):
+            if time.monotonic() > end:
+                self._unit_runs_something_else(unit, snapshot)
+                break
+            time.sleep(SETTLE_S / 3)
+            snapshot, selection = self.look()
+            self.report.respawns.clear()  # it is the first time that it can be seen, not a return
+            unit = self._own_unit() if not selection.everybody else None
+        return snapshot, selection
+
+    def _unit_runs_something_else(self, unit: Unit, snapshot: Snapshot) -> None:
+        process = snapshot.processes.get(unit.main_pid)
+        what = program_of(process) if process is not None else "not visible from here"
+        text = (
+            f"the unit {unit.name} runs pid {unit.main_pid} ({what}), which is no SGLang launcher; it was left alone. "
+            "Name the server's own unit, or its port"
+        )
+        self.report.reasons.append(Reason("unit_runs_something_else", text, unit.name, means="unknown"))
 
     def _finish(
         self,
@@ -530,6 +562,11 @@ class Climber:
 
     def _final_look(self) -> Snapshot:
         return look(self.options)
+
+
+def _pids_of(selection: Selection) -> set[int]:
+    """Everybody that a selection speaks of, to be asked or to be left alone."""
+    return {one.process.pid for one in (*selection.everybody, *selection.spared)}
 
 
 def supervisor_of(process: Process, snapshot: Snapshot) -> str:

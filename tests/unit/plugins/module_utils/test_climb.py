@@ -403,3 +403,35 @@ def test_supervisor(cgroups: tuple[str, ...], words: str) -> None:
     assert supervisor_of(one, snapshot(one, process(50, ("supervisord",)))) == words
     if "session" in cgroups[0]:
         assert supervisor_of(one, snapshot(one)) == "pid 50 (gone)"
+
+
+# --- our own unit at the moment of an exec ---
+
+
+UNIT = Unit("sglang-a.service", main_pid=100, restart="always", active_state="active", load_state="loaded")
+
+
+def test_a_main_process_that_is_just_being_execed_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash-looping server met between fork and exec: it has no command line, and is no launcher yet."""
+    world = World(monkeypatch, dataclasses.replace(SERVER, argv=()))
+    world.units[100] = UNIT
+    monkeypatch.setattr(Climber, "_own_unit", lambda _self: UNIT if 100 in world.processes else None)
+
+    def sleep(seconds: float) -> None:
+        world.now += seconds
+        if 100 in world.processes:
+            world.processes[100] = SERVER
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    climber = world.climb(request=Request(unit=UNIT.name))
+    assert ("stop", UNIT.name) in world.log
+    assert climber.report.respawns == [] and climber.report.reasons == []
+
+
+def test_a_unit_that_runs_something_else_is_left_alone_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, process(100, ("postgres",)))
+    monkeypatch.setattr(Climber, "_own_unit", lambda _self: UNIT)
+    climber = world.climb(request=Request(unit=UNIT.name))
+    assert world.log == []
+    assert [(one.code, one.means) for one in climber.report.reasons] == [("unit_runs_something_else", "unknown")]
+    assert "postgres" in climber.report.reasons[0].message
