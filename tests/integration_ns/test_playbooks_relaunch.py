@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+import typing as t
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,30 @@ def test_start_then_a_changed_flag_then_nothing_to_change(host: PlaybookHost, ns
     assert "clean" in summary_of(host.run("assert_clean.yml").check())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"api_key": f"{SECRET}-new"}, {"secret_environment": {"HF_TOKEN": f"{SECRET}-new"}}, {"python": "link"}],
+    ids=["api_key", "secret_environment", "python"],
+)
+def test_changed_secrets_or_another_interpreter_are_changes(
+    host: PlaybookHost, tmp_path: Path, changes: dict[str, t.Any]
+) -> None:
+    """None of them is in the flags, the environment or the GPUs that a running server shows."""
+    host.servers[0].update({"api_key": SECRET, "secret_environment": {"HF_TOKEN": SECRET}})
+    host.run("relaunch.yml").check()
+    before = host.record("demo")
+    if "python" in changes:
+        interpreter = tmp_path / "python3"
+        interpreter.symlink_to(sys.executable)
+        changes = {"python": str(interpreter)}
+    host.servers[0].update(changes)
+    run = host.run("relaunch.yml", extra_vars={"relaunch_when": "changed"}).check()
+    assert "left alone" not in summary_of(run)
+    assert host.record("demo")["pid"] != before["pid"]
+    assert SECRET not in run.stdout + run.stderr
+    assert SECRET not in repr(run.tasks)
+
+
 def test_check_mode_tells_the_plan_and_changes_nothing(host: PlaybookHost, ns: Namespace) -> None:
     host.run("relaunch.yml").check()
     before = (ns.living(), host.record("demo"))
@@ -126,6 +152,7 @@ def test_keys_show_nowhere(host: PlaybookHost) -> None:
     host.servers[0].update({"api_key": SECRET, "secret_environment": {"HF_TOKEN": f"{SECRET}-2"}})
     run = host.run("relaunch.yml", "-vvv", "--diff").check()
     again = host.run("relaunch.yml", "-vvv", "--diff", extra_vars={"relaunch_when": "changed"}).check()
+    assert "left alone" in summary_of(again)
     for each in (run, again):
         assert SECRET not in each.stdout + each.stderr
         assert SECRET not in repr(each.tasks)
