@@ -566,7 +566,7 @@ class Climber:
 
 def _pids_of(selection: Selection) -> set[int]:
     """Everybody that a selection speaks of, to be asked or to be left alone."""
-    return {one.process.pid for one in (*selection.everybody, *selection.spared)}
+    return {one.process.pid for one in selection.everybody} | {one.process.pid for one in selection.spared}
 
 
 def supervisor_of(process: Process, snapshot: Snapshot) -> str:
