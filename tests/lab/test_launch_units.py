@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import MARK
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 from ansible_collections.cleanslate.sglang.tests.lab.containers import Container
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import run_module_on
@@ -109,3 +110,24 @@ def test_enabled_at_boot_only_where_chosen(box: Container, tmp_path: Path) -> No
     launch(box, tmp_path)
     assert unit_state(box, UNIT, "UnitFileState")["UnitFileState"] == "static"
     assert not (box.root / "etc/systemd/system/multi-user.target.wants" / UNIT).is_symlink()
+
+
+@pytest.mark.promise
+def test_a_unit_of_somebody_else_is_neither_overwritten_nor_taken_for_ours(box: Container, tmp_path: Path) -> None:
+    path = box.root / "etc/systemd/system" / UNIT
+    by_hand = "[Service]\nExecStart=/bin/sleep 600\n"
+    path.write_text(by_hand)
+    refused = launch(box, tmp_path)
+    assert refused["failed"] is True
+    assert "was not written by cleanslate.sglang" in refused["msg"]
+    assert path.read_text() == by_hand
+    # One of ours by its text, in which something else runs: its process is never recorded as the server.
+    path.write_text(f"{MARK}\n{by_hand}")
+    box.run(["systemctl", "daemon-reload"], 60).check()
+    box.run(["systemctl", "start", UNIT], 60).check()
+    refused = launch(box, tmp_path)
+    assert refused["failed"] is True
+    assert "is active with pid" in refused["msg"]
+    assert "/bin/sleep 600" in refused["msg"]
+    box.run(["systemctl", "stop", UNIT], 60).check()
+    assert launch(box, tmp_path)["failed"] is False
