@@ -90,10 +90,11 @@ def gpu_problems(
     chosen: t.Sequence[str],
     servers: t.Sequence[t.Mapping[str, t.Any]],
     defaults: t.Mapping[str, t.Any] | None = None,
+    expected: int | None = None,
 ) -> Problems:
     """What the GPUs that the host shows say against the chosen servers."""
     complete = [inventory.complete(server, _plain(defaults or {})) for server in _plain(servers)]
-    return inventory.gpu_problems(host, chosen, complete, gpu_info)
+    return inventory.gpu_problems(host, chosen, complete, gpu_info, None if expected is None else int(expected))
 
 
 class FilterModule:

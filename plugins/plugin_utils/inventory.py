@@ -292,9 +292,16 @@ def gpu_indices(server: t.Mapping[str, t.Any], gpus: t.Sequence[t.Mapping[str, t
 
 
 def gpu_problems(
-    host: str, chosen: t.Sequence[str], servers: t.Sequence[t.Mapping[str, t.Any]], info: t.Mapping[str, t.Any]
+    host: str,
+    chosen: t.Sequence[str],
+    servers: t.Sequence[t.Mapping[str, t.Any]],
+    info: t.Mapping[str, t.Any],
+    expected: int | None = None,
 ) -> list[str]:
-    """What the GPUs that the host shows say against the chosen servers. ``info``: the result of gpu_info."""
+    """What the GPUs that the host shows say against the chosen servers. ``info``: the result of gpu_info.
+
+    ``expected``: how many the host must show; another number would only be found after the eviction.
+    """
     mine = [server for server in servers if server["name"] in chosen and server.get("device") != "cpu"]
     if not mine:
         return []
@@ -306,6 +313,11 @@ def gpu_problems(
         return [f"{host}: the driver shows no GPU; a server without one says device: cpu"]
     problems = []
     shown = ", ".join(f"{gpu.get('index')} ({gpu.get('bus_id')})" for gpu in gpus)
+    if expected is not None and len(gpus) != expected:
+        problems.append(
+            f"{host}: sglang_expected_gpus is {expected}, the driver shows {len(gpus)}: {shown}. "
+            "Look for the missing GPU on the host, or correct the number"
+        )
     for server in mine:
         for wanted in map(str, server.get("gpus") or []):
             if not any(_matches(wanted, gpu) for gpu in gpus):

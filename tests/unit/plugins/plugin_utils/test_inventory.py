@@ -151,3 +151,10 @@ def test_one_gpu_for_two_servers() -> None:
     found = inventory.gpu_problems("gpu01", ["chat"], [mine, everything, on_cpu], {"gpus": GPUS})
     assert found == ["gpu01: servers 'chat' and 'all' both use GPU 1; a GPU can only be proved clean for one server"]
     assert inventory.gpu_problems("gpu01", ["cpu"], [mine, on_cpu], {"gpus": None}) == []
+
+
+def test_a_number_of_gpus_that_is_not_as_expected_is_found_before_anything_is_touched() -> None:
+    mine = {"name": "chat", "gpus": ["0"]}
+    found = inventory.gpu_problems("gpu01", ["chat"], [mine], {"gpus": GPUS}, len(GPUS) + 1)
+    assert len(found) == 1 and f"sglang_expected_gpus is {len(GPUS) + 1}, the driver shows {len(GPUS)}" in found[0]
+    assert inventory.gpu_problems("gpu01", ["chat"], [mine], {"gpus": GPUS}, len(GPUS)) == []
