@@ -89,7 +89,9 @@ def test_a_stopped_scheduler_gets_the_short_deadline(host: Host) -> None:
     assert not result.failed, result.json
     assert "state T" in rung(result, "term")["note"]
     assert rung(result, "term")["seconds"] < 30
-    assert (hung, "SIGKILL") in sent(result)
+    # It is on the kill rung's list; the kernel may end it with its leader before its own signal is sent.
+    assert hung in {one["pid"] for one in rung(result, "kill")["asked"]}
+    assert hung in {one["pid"] for one in result.json["ended"]}
     assert {pid for pid, _unused in sent(result)} <= pids
     host.gone(pids)
 
