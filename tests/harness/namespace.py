@@ -14,6 +14,7 @@ Needs root, unshare and nsenter (util-linux).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import itertools
@@ -246,8 +247,7 @@ class Namespace:
         finally:
             os.close(read_end)
             if raw_missing := not _reaped(middle):
-                os.kill(middle, signal.SIGKILL)
-                os.waitpid(middle, 0)
+                _end_call(middle)
         assert raw is not None, f"no result after {deadline_s:g} s (helper killed: {raw_missing})"
         error, result = pickle.loads(raw)
         assert error is None, f"inside the namespace:\n{error}"
@@ -272,6 +272,19 @@ class Namespace:
         os.write(write_end, len(message).to_bytes(8, "big"))
         os.write(write_end, message) if len(message) < 65536 else _write_all(write_end, message)
         os._exit(0)
+
+
+def _end_call(middle: int) -> None:
+    """End a call that did not end: first the child inside, so that its parent reaps it.
+
+    Were the parent ended first, whoever adopts the child outside of the namespace would have to reap it before the
+    namespace can end.
+    """
+    with contextlib.suppress(AssertionError, ProcessLookupError):
+        os.kill(_only_child(middle), signal.SIGKILL)
+    if not _reaped(middle):
+        os.kill(middle, signal.SIGKILL)
+        os.waitpid(middle, 0)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
