@@ -474,8 +474,8 @@ def _up() -> int:
         print(f"  ssh:       {shlex.join(box.ssh_argv())}")
         print(f"  attach:    lxc-attach -P {lab.lxc} -n {box.number}")
         print(f"  inventory: {inventory}")
-        print("Ctrl-C ends it.", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):  # also while the line is being printed
+            print("Ctrl-C ends it.", flush=True)
             signal.pause()
     return 0
 
