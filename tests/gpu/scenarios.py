@@ -9,7 +9,7 @@ Scenarios run in the given order; each one takes the host as the one before left
 DIR/report.json after each scenario, so that a run that is cut off still tells what it saw. A scenario that goes wrong
 is reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
 
-one GPU:   start serving killed hung orphan hicache hicache_killed timing teardown
+one GPU:   start serving killed hung orphan from_orphan hicache from_hicache hicache_killed timing teardown
 two GPUs:  neighbour tp2 tp2_killed
 """
 
@@ -263,9 +263,8 @@ def hung(lab: Lab) -> Figures:
     return {"stopped": scheduler, "relaunch": short(lab.relaunch({})), "chat": chat(PORT)}
 
 
-def orphan(lab: Lab) -> Figures:
-    """A foreign program's forked child keeps 20 GiB whose listed pid is dead: refused by default, evicted by scope gpu.
-    """
+def hold_20_gib(lab: Lab) -> Figures:
+    """A foreign program that keeps 20 GiB forks and is SIGKILLed: the child holds the memory, NVML lists the dead pid."""
     lab.playbook("teardown.yml", {}, ["0"])
     holder = subprocess.Popen([lab.python, "-c", HOLD], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert holder.stdout is not None
@@ -279,20 +278,38 @@ def orphan(lab: Lab) -> Figures:
         timeout=60,
         check=False,
     ).stdout
-    seen = {"parent": holder.pid, "orphan": child, "nvidia_smi_lists": listed, "used_mib": used_mib()}
+    return {"parent": holder.pid, "orphan": child, "nvidia_smi_lists": listed, "used_mib": used_mib()}
+
+
+def gone(pid: int) -> bool:
+    """Dead, or a zombie that nobody has reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def orphan(lab: Lab) -> Figures:
+    """The orphan is refused by default, evicted by a teardown with scope gpu."""
+    seen = hold_20_gib(lab)
     refused = short(lab.relaunch({}))
     assert refused["rc"] != 0, "a dirty host was called clean"
-    alive = Path(f"/proc/{child}").exists()
-    return {**seen, "default_scope": refused, "orphan_spared": alive, "gone": scope_gpu(lab, child)}
+    spared = not gone(seen["orphan"])
+    return {**seen, "default_scope": refused, "orphan_spared": spared, "gone": scope_gpu(lab, seen["orphan"])}
+
+
+def from_orphan(lab: Lab) -> Figures:
+    """One relaunch with scope gpu, from the orphan to proved serving."""
+    seen = hold_20_gib(lab)
+    figures = short(lab.relaunch({}, extra=["-e", "scope=gpu"]))
+    assert figures["rc"] == 0, figures
+    assert gone(seen["orphan"]), "the orphan lives"
+    return {**seen, "relaunch": figures, "orphan_gone": True, "chat": chat(PORT), "used_mib_after": used_mib()}
 
 
 def scope_gpu(lab: Lab, child: int) -> Figures:
     figures = short(lab.playbook("teardown.yml", {}, ["0"], ["-e", "scope=gpu"]))
-    gone = (
-        not Path(f"/proc/{child}").exists()
-        or Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    )
-    return {"teardown": figures, "orphan_gone": gone, "used_mib": used_mib()}
+    return {"teardown": figures, "orphan_gone": gone(child), "used_mib": used_mib()}
 
 
 HICACHE = {
@@ -306,6 +323,18 @@ HICACHE = {
 def hicache(lab: Lab) -> Figures:
     """A server with 40 GB of pinned host memory, from whatever was there."""
     return {"relaunch": short(lab.relaunch(HICACHE)), "chat": chat(PORT), "used_mib": used_mib()}
+
+
+def from_hicache(lab: Lab) -> Figures:
+    """One relaunch from a serving HiCache server to proved serving; only the kill rung, so that pinned memory remains
+    to be named and waited for.
+    """
+    old = lab.leader()
+    figures = short(lab.relaunch({}, rungs=["kill"]))
+    assert figures["rc"] == 0, figures
+    assert gone(old), "the old leader lives"
+    assert figures["evict"]["pinned"], "nothing pinned was named"
+    return {"old_leader": old, "relaunch": figures, "new_leader": lab.leader(), "chat": chat(PORT)}
 
 
 def hicache_killed(lab: Lab) -> Figures:
@@ -417,7 +446,7 @@ def tp2_killed(lab: Lab) -> Figures:
 SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
     function.__name__: function
     for function in (
-        start, serving, killed, hung, orphan, hicache, hicache_killed, timing, teardown, neighbour, tp2, tp2_killed,
+        start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing, teardown, neighbour, tp2, tp2_killed,
     )
 }  # fmt: skip
 
