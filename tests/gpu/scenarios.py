@@ -264,7 +264,7 @@ def hung(lab: Lab) -> Figures:
 
 
 def hold_20_gib(lab: Lab) -> Figures:
-    """A foreign program that keeps 20 GiB forks and is SIGKILLed: the child holds the memory, NVML lists the dead pid."""
+    """A foreign program with 20 GiB forks and is SIGKILLed: the child holds the memory, NVML lists the dead pid."""
     lab.playbook("teardown.yml", {}, ["0"])
     holder = subprocess.Popen([lab.python, "-c", HOLD], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert holder.stdout is not None
@@ -446,7 +446,8 @@ def tp2_killed(lab: Lab) -> Figures:
 SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
     function.__name__: function
     for function in (
-        start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing, teardown, neighbour, tp2, tp2_killed,
+        start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing, teardown,
+        neighbour, tp2, tp2_killed,
     )
 }  # fmt: skip
 
