@@ -7,7 +7,7 @@ PYTHON ?= python3
 RUN = $(PYTHON) tests/tools/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine system gates unit test full demo clean clean-cache
+.PHONY: help venv engine system gates unit test full lab demo clean clean-cache
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,9 @@ test: system venv engine ## gates, unit tests and one scenario per promise
 
 full: system venv engine ## everything; SHARD=K/N runs one part
 	@$(RUN) full $(if $(SHARD),--shard $(SHARD))
+
+lab: system venv ## the lab alone: LXC containers, with this machine as their Proxmox node
+	@$(RUN) lab
 
 gates: venv ## sanity, lint, types, docs, changelog, build and install
 	@$(RUN) gates

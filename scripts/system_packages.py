@@ -22,6 +22,7 @@ WANTED = {
     "ip": "iproute2",  # tests/lab: their bridge
     "sshd": "openssh-server",  # tests/lab: the way into them
     "ssh": "openssh-client",
+    "fuser": "psmisc",  # tests/lab: what an operator would ask, and what it does not see
     "setfacl": "acl",  # become to another unprivileged user
     "setfattr": "attr",
     "unshare": "util-linux",  # tests/integration_ns: PID namespaces

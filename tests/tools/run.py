@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the project's gates and tests:  run.py SUITE ... [--shard K/N] [--only STEP ...]
 
-Suites: gates, unit, promises, test (these three), full (everything, or one shard of it).
+Suites: gates, unit, promises, test (these three), full (everything, or one shard of it), lab (of full, the lab alone).
 
 Logs are in build/logs; the table at the end says what passed, what was skipped and why.  Exit status 0 only if nothing
 failed.
@@ -40,7 +40,7 @@ def steps_of(suite: str, shard: tuple[int, int] | None) -> list[Step]:
         return [step for part, parts in wanted for step in suites.full(part, parts)]
     if suite == "test":
         return [*suites.gates(), *suites.unit(), *suites.promises()]
-    return {"gates": suites.gates, "unit": suites.unit, "promises": suites.promises}[suite]()
+    return {"gates": suites.gates, "unit": suites.unit, "promises": suites.promises, "lab": suites.lab}[suite]()
 
 
 def chosen_steps(names: Sequence[str], shard: tuple[int, int] | None) -> list[Step]:
@@ -54,7 +54,7 @@ def chosen_steps(names: Sequence[str], shard: tuple[int, int] | None) -> list[St
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("suites", nargs="+", choices=["gates", "unit", "promises", "test", "full"])
+    parser.add_argument("suites", nargs="+", choices=["gates", "unit", "promises", "test", "full", "lab"])
     parser.add_argument("--shard", type=parse_shard, metavar="K/N", help="one part of the full suite")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all steps together")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="only the steps of these names")

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from ansible_collections.cleanslate.sglang.scripts.bootstrap import cache_dir
+from ansible_collections.cleanslate.sglang.tests.lab.containers import why_not
 from ansible_collections.cleanslate.sglang.tests.tools.runner import Step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -125,6 +127,13 @@ def process_suites() -> list[str]:
     """
     found = [each for each in sorted((ROOT / "tests").iterdir()) if each.is_dir() and each.name not in OTHER_TESTS]
     return [f"tests/{each.name}" for each in found if any(each.rglob("test_*.py"))]
+
+
+def lab() -> list[Step]:
+    """The lab alone: containers, and this machine as their Proxmox node; it says why where it can't be."""
+    venv = newest()
+    step = pytest_step("lab", venv, 2400, "--durations=15", "-rs", "tests/lab")
+    return [dataclasses.replace(step, skip=venv.skip or why_not())]
 
 
 def promises() -> list[Step]:
