@@ -30,11 +30,11 @@ _NODE = re.compile(r"(/\S+)(?:\s+(\d{1,10}):(\d{1,10}))?")
 
 @dataclass(frozen=True)
 class _Node:
-    """A device node of the container. ``own_rule``: Proxmox makes it at each start, with its rule (devN)."""
+    """A device node of the container. ``own_rule``: Proxmox makes it at each start, with its rule (devN); None: not known."""
 
     path: str
     major: t.Optional[int] = None
-    own_rule: bool = False
+    own_rule: t.Optional[bool] = None
 
     @property
     def driver(self) -> t.Optional[str]:
@@ -70,16 +70,22 @@ def device_rule_problems(
     result = [reason for node in found for reason in _stale_node(node, majors, vmid)]
     wanted = [UVM] + ([CAPS] if any(node.driver == CAPS for node in found) else [])
     own = {node.driver for node in found if node.own_rule}
+    # Of a mere path it is not known whether Proxmox made its rule: then only a rule that is out of date counts.
+    unclear = {node.driver for node in found if node.own_rule is None}
     for driver in wanted:
         if driver not in majors:
             result += _not_loaded(driver, vmid)
         elif allowed and driver not in own:
-            result += _missing_rule(driver, majors, allowed, vmid)
+            result += _missing_rule(driver, majors, allowed, vmid, driver in unclear)
     return result
 
 
 def _missing_rule(
-    driver: str, majors: t.Mapping[str, int], allowed: t.Sequence[tuple[str, t.Optional[int]]], vmid: str
+    driver: str,
+    majors: t.Mapping[str, int],
+    allowed: t.Sequence[tuple[str, t.Optional[int]]],
+    vmid: str,
+    may_have_own: bool,
 ) -> list[Reason]:
     real = majors[driver]
     if any(major in (None, real) for _line, major in allowed):
@@ -95,6 +101,8 @@ def _missing_rule(
             line = stale[0][0] if stale[0][0].startswith("lxc.") else key + stale[0][0]
             change = f"change the line '{line}' to '{key}c {real}:* rwm'"
         what = f"the container's rules allow {rules}, which is none of the driver's now"
+    elif may_have_own:
+        return []
     else:
         what = "no rule of the container allows it"
         change = f"add the line '{key}c {real}:* rwm'"

@@ -82,6 +82,12 @@ def test_no_rule_at_all(allow: list[str]) -> None:
     assert "add the line 'lxc.cgroup2.devices.allow: c 511:* rwm'" in text
 
 
+def test_of_a_mere_path_only_an_old_rule_counts() -> None:
+    assert messages([GPU], ["/dev/nvidia0", "/dev/nvidia-uvm"]) == []
+    assert "no rule" in messages([GPU], [UVM_NODE])[0]
+    assert "allow 509" in messages([GPU, "c 509:* rwm"], ["/dev/nvidia0", "/dev/nvidia-uvm"])[0]
+
+
 def test_caps_count_where_the_container_has_them() -> None:
     assert messages([GPU, "c 511:* rwm", "c 235:* rwm"]) == []
     (text,) = messages([GPU, "c 511:* rwm", "c 235:* rwm"], [CAP_NODE])
