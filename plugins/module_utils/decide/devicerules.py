@@ -30,7 +30,7 @@ _NODE = re.compile(r"(/\S+)(?:\s+(\d{1,10}):(\d{1,10}))?")
 
 @dataclass(frozen=True)
 class _Node:
-    """A device node of the container. ``own_rule``: Proxmox makes it at each start, with its rule (devN); None: not known."""
+    """A device node of the container. ``own_rule``: Proxmox makes it at each start, with its rule (devN)."""
 
     path: str
     major: t.Optional[int] = None
