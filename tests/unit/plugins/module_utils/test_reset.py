@@ -206,7 +206,7 @@ def test_another_uuid_at_that_address_is_another_gpu(nvml: NvmlDouble) -> None:
 
 
 @pytest.mark.parametrize("unknown", [{"bus_id": None}, {"uuid": None}])
-def test_a_gpu_that_is_not_known_by_both_names_is_left_alone(nvml: NvmlDouble, unknown: dict[str, None]) -> None:
+def test_a_gpu_that_is_not_known_by_both_names_is_left_alone(nvml: NvmlDouble, unknown: dict[str, t.Any]) -> None:
     nvml.write(Card(0))
     outcome = reset_them(nvml, gpu(0, **unknown))
     assert (nvml.actions(), outcome.steps, codes(outcome)) == ([], (), ["gpu_reset_users_unknown"])
