@@ -66,3 +66,19 @@ options:
       - The TCP port of the server's HTTP endpoint. If not specified, the record of the launch names it.
     type: int
 """
+
+    # argument_spec: container str
+    CONTAINER = r"""
+options:
+  container:
+    description:
+      - The number (vmid) of an LXC container to look at from its Proxmox node, where the task then has to run. Its
+        processes are those of its cgroup, also those that can't be seen from inside. Nothing is run in it to look.
+      - Only processes of this container are ever selected. Those of the node and of other containers are left alone.
+      - Ports, shared memory, users and the launch record are then the container's own.
+      - GPUs are named by UUID or bus id. An index is taken only if the container has the device nodes of all GPUs of
+        the node. Without any name those are meant of which it has a node.
+      - If not specified, the task looks at its own surroundings.
+    type: str
+    version_added: 0.2.0
+"""

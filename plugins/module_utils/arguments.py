@@ -19,6 +19,7 @@ DEVICES: dict[str, t.Any] = {
     "device_major": {"type": "int", "default": 195},
     "proc_root": {"type": "path", "default": "/proc"},
 }
+CONTAINER: dict[str, t.Any] = {"container": {"type": "str"}}
 SERVER: dict[str, t.Any] = {
     "name": {"type": "str"},
     "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
@@ -27,8 +28,10 @@ SERVER: dict[str, t.Any] = {
 }
 
 
-def look_options(params: t.Mapping[str, t.Any], protect: t.Sequence[str] = ()) -> LookOptions:
-    """The options of a look from a module's parameters.
+def look_options(
+    params: t.Mapping[str, t.Any], protect: t.Sequence[str] = (), baselines: t.Iterable[str] = ()
+) -> LookOptions:
+    """The options of a look from a module's parameters. ``baselines``: the GPUs that have one.
 
     Raises:
         CleanSlateError: a number makes no sense.
@@ -51,6 +54,9 @@ def look_options(params: t.Mapping[str, t.Any], protect: t.Sequence[str] = ()) -
         device_major=params["device_major"],
         proc=params["proc_root"],
         protect=tuple(protect),
+        container=params.get("container") or None,
+        baseline_names=tuple(baselines),
+        sys=params.get("sys_root", "/sys"),
     )
 
 

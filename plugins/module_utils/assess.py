@@ -17,14 +17,16 @@ from .decide.leftovers import Leftover, judge_leftover
 from .errors import CleanSlateError
 from .model import CgroupLimit, HostMemory, PortUse, ShmReading, to_json
 from .observe.cuda import probe_cuda
+from .observe.guest import shm_opener, uid_outside
+from .observe.kernel_log import KMSG, log_clock_s, read_kernel_log
 from .observe.look import LookOptions, look
-from .observe.memory import available_mib, read_cgroup_limit, read_meminfo
+from .observe.memory import available_mib, read_cgroup_limit, read_guest_limit, read_meminfo
 from .observe.nvml import kernel_gpu_count
 from .observe.ports import read_ports
 from .observe.shm import read_shm
 from .observe.vantage import vantage
-from .results import driver_row, gpu_rows
-from .snapshot import Snapshot
+from .results import driver_row, gpu_rows, guest_row
+from .snapshot import Guest, Snapshot
 from .spawn import fetch_bounded
 
 MAX_SAMPLES = 60
@@ -44,7 +46,7 @@ class Wanted:
     user: t.Optional[str] = None
     cuda_deadline_s: t.Optional[float] = None
     vantage: t.Optional[str] = None
-    sys: str = "/sys"
+    kmsg: str = KMSG
 
 
 def assess(wanted: Wanted) -> dict[str, t.Any]:
@@ -63,10 +65,12 @@ def assess(wanted: Wanted) -> dict[str, t.Any]:
         if not math.isfinite(value) or value < 0:
             raise CleanSlateError(f"{name} is {value:g}; it is seconds, 0 or more, and must have an end.")
     started = time.monotonic()
-    uid = _uid_of(wanted.user)
+    uid = None if wanted.look.container else _uid_of(wanted.user)
     series: list[Sample] = []
     while True:
         snapshot = look(wanted.look)
+        if snapshot.guest is not None:
+            uid = _uid_inside(snapshot.guest, wanted)
         series.append(_sample(snapshot, time.monotonic() - started))
         facts = _facts(wanted, snapshot, tuple(series[-wanted.samples :]), uid)
         enough = len(series) >= wanted.samples or wanted.look.without_gpus
@@ -84,6 +88,7 @@ def assess(wanted: Wanted) -> dict[str, t.Any]:
         "reasons": to_json(verdict.reasons),
         "warnings_found": to_json(verdict.warnings),
         "vantage": facts.vantage,
+        "container": guest_row(snapshot.guest),
         "simulated": snapshot.simulated,
         "samples_taken": to_json(facts.samples),
         "facts_seen": _raw(facts, wanted),
@@ -102,9 +107,11 @@ def _sample(snapshot: Snapshot, at_s: float) -> Sample:
 
 def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid: t.Optional[int]) -> Facts:
     proc = wanted.look.proc
-    memory, cgroup, shm, ports = _host_readings(wanted)
+    memory, cgroup, shm, ports = _host_readings(wanted, snapshot.guest)
+    seen_from = wanted.vantage or vantage(proc)
+    look_at_log = seen_from == "host" and wanted.limits.xid_window_s > 0
     return Facts(
-        vantage=wanted.vantage or vantage(proc),
+        vantage=seen_from,
         snapshot=snapshot,
         samples=samples,
         memory=memory,
@@ -114,27 +121,32 @@ def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid:
         leftovers=_leftovers(shm, uid),
         ports=ports,
         kernel_gpu_count=kernel_gpu_count(proc),
+        kernel_log=read_kernel_log(wanted.kmsg) if look_at_log else None,
+        kernel_clock_s=log_clock_s(),
     )
 
 
 HostReadings = tuple[HostMemory, CgroupLimit, ShmReading, t.Optional[tuple[PortUse, ...]]]
 
 
-def _host_readings(wanted: Wanted) -> HostReadings:
-    """Memory, its cgroup, shared memory and ports, read in a child: lxcfs and a stuck process's mappings can hang.
+def _host_readings(wanted: Wanted, guest: t.Optional[Guest]) -> HostReadings:
+    """Memory, its cgroup, shared memory and ports, read in a child: lxcfs and a stuck process's mappings can hang. Of a
+    container the memory is the node's, all the rest its own.
 
     Raises:
         CleanSlateError: there was no answer in time.
     """
-    proc, ports = wanted.look.proc, wanted.limits.ports
+    proc, sys, ports = wanted.look.proc, wanted.look.sys, wanted.limits.ports
 
     def read() -> HostReadings:
-        return (
-            read_meminfo(proc),
-            read_cgroup_limit(proc, wanted.sys),
-            read_shm(wanted.shm_dir, proc),
-            read_ports(proc, ports) if ports else (),
-        )
+        memory = read_meminfo(proc)
+        if guest is None:
+            uses = read_ports(proc, ports) if ports else ()
+            return memory, read_cgroup_limit(proc, sys), read_shm(wanted.shm_dir, proc), uses
+        shm = read_shm(wanted.shm_dir, proc, shm_opener(guest, wanted.shm_dir, proc), inner=True)
+        of = guest.root_pid
+        uses = () if not ports else None if of is None else read_ports(proc, ports, of)
+        return memory, read_guest_limit(guest.vmid, proc, sys), shm, uses
 
     called = fetch_bounded(read, READINGS_DEADLINE_S)
     if called.ok:
@@ -166,6 +178,17 @@ def _uid_of(user: t.Optional[str]) -> t.Optional[int]:
         raise CleanSlateError(f"user {user!r} does not exist on this host.") from None
 
 
+def _uid_inside(guest: Guest, wanted: Wanted) -> t.Optional[int]:
+    """The uid on the node of the server's user in the container; None where it can't be told: then its files in shared
+    memory count as anybody's, and none is called a leftover.
+    """
+    user = wanted.user
+    if user is None:
+        return None
+    called = fetch_bounded(lambda: uid_outside(guest, user, wanted.look.proc), READINGS_DEADLINE_S)
+    return t.cast("t.Optional[int]", called.value) if called.ok else None
+
+
 def _raw(facts: Facts, wanted: Wanted) -> dict[str, t.Any]:
     return {
         "driver": driver_row(facts.snapshot),
@@ -181,5 +204,6 @@ def _raw(facts: Facts, wanted: Wanted) -> dict[str, t.Any]:
             "leftovers": [name for name, leftover in facts.leftovers if leftover.removable],
         },
         "ports": to_json(facts.ports),
+        "xids": None if facts.kernel_log is None else to_json(facts.kernel_log.xids),
         "cuda": {str(index): text for index, text in (facts.cuda_errors or {}).items()},
     }

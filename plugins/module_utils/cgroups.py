@@ -13,6 +13,8 @@ from .model import Process
 UNIT_PATTERN = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 DOCKER_PATTERN = re.compile(r"(?:/docker/|docker-|libpod-|/libpod/|cri-containerd-|crio-)([0-9a-f]{12,64})")
 LXC_PATTERN = re.compile(r"(?:/lxc/|/lxc\.payload[./])([A-Za-z0-9_.-]+)")
+# Anchored: a container may make any cgroup below its own, also one that is called lxc/130.
+GUEST_PATTERN = re.compile(r"^(?:/lxc/|/lxc\.payload[./])([A-Za-z0-9_.-]+)")
 
 
 def unit_of(process: Process) -> t.Optional[str]:
@@ -45,4 +47,25 @@ def container_of(process: Process) -> t.Optional[str]:
         found = LXC_PATTERN.search(path)
         if found:
             return f"lxc:{found.group(1)}"
+    return None
+
+
+def guest_of(process: Process) -> t.Optional[str]:
+    """The LXC container (on Proxmox its vmid) that a process belongs to, as its node sees it; None for a process of the
+    host, and where two hierarchies disagree.
+
+    The outermost name counts: whatever runs in a container, nested ones included, is the container's.
+    """
+    names = {found.group(1) for path in process.cgroups if (found := GUEST_PATTERN.match(path))}
+    return names.pop() if len(names) == 1 else None
+
+
+def unit_path_of(process: Process) -> t.Optional[str]:
+    """The cgroup path, down to the innermost system service or scope that unit_of names."""
+    for path in process.cgroups:
+        if "/user@" in path:
+            continue
+        ends = [found.end(1) for found in UNIT_PATTERN.finditer(path)]
+        if ends:
+            return path[: ends[-1]]
     return None

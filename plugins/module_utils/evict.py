@@ -12,17 +12,23 @@ import typing as t
 from dataclasses import dataclass, field
 
 from .act.climb import Climber, Deadlines
+from .act.lastrungs import OptIn
 from .act.leftovers import remove_leftover
 from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
 from .decide.targets import RecordedLaunch, Request
 from .errors import CleanSlateError
-from .model import Reason, to_json
+from .model import Process, Reason, to_json
+from .observe.guest import shm_opener
+from .observe.inside import load_inside, real_path_inside
 from .observe.look import LookOptions, bounded_view
 from .observe.procfs import read_boot_id, read_identity
 from .observe.shm import read_shm
-from .results import memory_rows
-from .sglang.record import Record, find_recorded, recorded_process
+from .observe.vantage import vantage
+from .results import guest_row, memory_rows
+from .sglang.cmdline import is_leader
+from .sglang.record import CURRENT, Record, find_recorded, parse, recorded_process
+from .snapshot import Guest
 from .spawn import fetch_bounded
 
 LIVE_PROC = "/proc"
@@ -57,6 +63,10 @@ class Order:
     baselines: t.Mapping[str, int] = field(default_factory=dict)
     shm_dir: str = "/dev/shm"
     check_mode: bool = False
+    pve_dir: str = "/etc/pve"
+    confirm_container_stop: t.Optional[str] = None
+    confirm_gpu_reset: tuple[str, ...] = ()
+    acknowledge: tuple[str, ...] = ()
 
 
 def evict(order: Order) -> dict[str, t.Any]:
@@ -75,12 +85,16 @@ def evict(order: Order) -> dict[str, t.Any]:
         hung=order.hung,
         max_used_mib=order.max_used_mib,
         baselines=order.baselines,
+        optin=OptIn(
+            order.pve_dir, order.confirm_container_stop, order.confirm_gpu_reset, order.acknowledge, order.look.protect
+        ),
     )
     plan = climber.plan() if order.check_mode else ()
     seen_to_the_end = order.check_mode or _climb(climber)
     removed, kept = _clear_leftovers(order, climber) if seen_to_the_end else ([], [])
     report = climber.report
     verdict = _verdict(climber, bool(plan), order.check_mode)
+    seen = climber.after or climber.latest
     return {
         "changed": bool(plan or report.rungs or removed),
         "verdict": verdict,
@@ -91,10 +105,10 @@ def evict(order: Order) -> dict[str, t.Any]:
         "before": memory_rows(climber.before),
         "after": memory_rows(climber.after),
         "pinned": to_json(report.pinned),
+        "container": guest_row(seen.guest if seen else None),
+        "vantage": vantage(order.look.proc),
         "respawns": list(report.respawns),
-        "spared": [
-            {"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in report.spared
-        ],
+        "spared": [{"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in report.spared],
         "leftovers": {"removed": removed, "kept": kept},
         "reasons": to_json(report.reasons),
         "simulated": bool(climber.before and climber.before.simulated),
@@ -133,13 +147,19 @@ def _validate(order: Order) -> None:
             f"scope is {order.scope!r} on a host (or for a server) without GPUs: it means whoever uses the chosen "
             "GPUs, and there are none. Use scope 'server'."
         )
+    if "container_stop" in order.rungs and order.look.container is None:
+        raise CleanSlateError(
+            "the rung container_stop needs 'container', the container's number (vmid), and to run on its Proxmox node."
+        )
+    if "gpu_reset" in order.rungs and order.look.without_gpus:
+        raise CleanSlateError("the rung gpu_reset makes no sense on a host (or for a server) without GPUs.")
     for name, value in to_json(order.deadlines).items():
         if not math.isfinite(value) or value < 0:
             raise CleanSlateError(f"deadlines.{name} is {value:g}; it is seconds, 0 or more, and must have an end.")
 
 
 def _request(order: Order) -> Request:
-    record = find_recorded(order.state_dir, order.name) if order.name else None
+    record = _find_record(order) if order.name else None
     return Request(
         scope=order.scope,
         name=order.name,
@@ -151,19 +171,105 @@ def _request(order: Order) -> Request:
     )
 
 
+def _program_inside(record: Record, guest: t.Optional[Guest], proc: str) -> t.Optional[str]:
+    """The interpreter's file, as /proc/PID/exe of the container's processes names it."""
+    root_pid, python = (guest.root_pid if guest else None), record.python
+    if root_pid is None or python is None:
+        return None
+    called = fetch_bounded(lambda: real_path_inside(root_pid, python, proc), SHM_DEADLINE_S)
+    return t.cast("t.Optional[str]", called.value) if called.ok else None
+
+
+def _find_record(order: Order) -> t.Optional[Record]:
+    """The launch record, of a container from its own file system. None: there is none.
+
+    Raises:
+        CleanSlateError: there may be one, and it can't be read.
+    """
+    name = order.name or ""
+    if order.look.container is None:
+        return find_recorded(order.state_dir, name)
+    _processes, _scan, _leaders, guest = bounded_view(order.look)
+    root_pid = guest.root_pid if guest else None
+    if root_pid is None:
+        return None  # nobody leads into it: then its port and its unit tell the server
+    path = f"{order.state_dir}/{name}/{CURRENT}"
+    called = fetch_bounded(lambda: load_inside(root_pid, path, order.look.proc), SHM_DEADLINE_S)
+    if not called.ok:
+        why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
+        raise CleanSlateError(f"the record {path} of container {order.look.container} can't be read: {why}.")
+    if called.value is None:
+        return None
+    try:
+        record = parse(called.value)
+    except (ValueError, RecursionError) as error:
+        raise CleanSlateError(
+            f"the record {path} of container {order.look.container} can't be used: it {error}; look at it, then remove "
+            "or mend it"
+        ) from None
+    return record if record.name == name else None
+
+
 def _recorded(record: Record, order: Order) -> RecordedLaunch:
     """The record's process. A launch that was cut off knows no pid yet, and systemd's restart gave the server another
     one: then it is found by the launch's configuration file on its command line."""
     boot_id = read_boot_id(order.look.proc)
+    if order.look.container is not None:
+        return _recorded_inside(record, order, boot_id)
     known = read_identity(record.pid, order.look.proc) if record.pid is not None else None
     if record.boot_id == boot_id and (known is None or known.start_ticks != record.start_ticks):
         processes = bounded_view(order.look)[0]
         found = recorded_process(record, processes, boot_id)
         if found is not None:
-            return RecordedLaunch(found.pid, found.start_ticks, found.sid, boot_id, record.unit, record.port, found.exe)
+            return _launch_of(found, record, boot_id)
     program = os.path.realpath(record.python) if record.python else None
     return RecordedLaunch(
-        record.pid, record.start_ticks, record.sid, record.boot_id, record.unit, record.port, program
+        record.pid,
+        record.start_ticks,
+        record.sid,
+        record.boot_id,
+        record.unit,
+        record.port,
+        program,
+        own_session=record.sid is not None and record.sid == record.pid,
+    )
+
+
+def _launch_of(found: Process, record: Record, boot_id: t.Optional[str]) -> RecordedLaunch:
+    return RecordedLaunch(
+        found.pid,
+        found.start_ticks,
+        found.sid,
+        boot_id,
+        record.unit,
+        record.port,
+        found.exe,
+        own_session=found.sid == found.pid,
+    )
+
+
+def _recorded_inside(record: Record, order: Order, boot_id: t.Optional[str]) -> RecordedLaunch:
+    """A container's record, its pids turned into ours. Of a dead leader only its session can be told, by those who are
+    still in it; a number that another process got since is no session of its.
+    """
+    processes, _scan, _leaders, guest = bounded_view(order.look)
+    inside = {pid: processes[pid] for pid in (guest.members if guest else ())}
+    for one in inside.values():
+        same = (one.inner_pid, one.start_ticks) == (record.pid, record.start_ticks) and record.boot_id == boot_id
+        by_config = record.config is not None and record.config in one.argv and is_leader(one.argv)
+        if (same or by_config) and not one.dead:
+            return _launch_of(one, record, boot_id)
+    taken = any(one.inner_pid == record.pid and one.start_ticks != record.start_ticks for one in inside.values())
+    sids = {one.sid for one in inside.values() if len(one.nssid) > 1 and one.nssid[-1] == record.sid and one.sid > 0}
+    return RecordedLaunch(
+        pid=None,
+        start_ticks=record.start_ticks,
+        sid=sids.pop() if len(sids) == 1 and not taken else None,
+        boot_id=record.boot_id,
+        unit=record.unit,
+        port=record.port,
+        program=_program_inside(record, guest, order.look.proc),
+        own_session=record.sid is not None and record.sid == record.pid,
     )
 
 
@@ -172,7 +278,11 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
 
     In check mode nothing is removed; what would be, is named.
     """
-    called = fetch_bounded(lambda: read_shm(order.shm_dir, order.look.proc), SHM_DEADLINE_S)
+    guest = climber.after.guest if climber.after else None
+    open_shm = None if guest is None else shm_opener(guest, order.shm_dir, order.look.proc)
+    called = fetch_bounded(
+        lambda: read_shm(order.shm_dir, order.look.proc, open_shm, guest is not None), SHM_DEADLINE_S
+    )
     if not called.ok:
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
         return [], [{"name": order.shm_dir, "path": order.shm_dir, "why": f"it could not be looked at: {why}"}]
@@ -190,7 +300,7 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
                 continue
             kept.append({"name": file.name, "why": leftover.why})
             continue
-        error = None if order.check_mode else remove_leftover(order.shm_dir, file)
+        error = None if order.check_mode else remove_leftover(order.shm_dir, file, open_shm)
         if error is None:
             removed.append(file.name)
         else:
@@ -229,9 +339,7 @@ def _rung_row(rung: t.Any) -> dict[str, t.Any]:
         "rung": rung.rung,
         "asked": list(rung.asked),
         "left": list(rung.left),
-        "stayed": [
-            {"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in rung.stayed
-        ],
+        "stayed": [{"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in rung.stayed],
         "seconds": rung.seconds,
         "note": rung.note,
     }

@@ -146,6 +146,7 @@ class Process:
     threads: int = 1
     cgroups: tuple[str, ...] = ()
     nspid: tuple[int, ...] = ()
+    nssid: tuple[int, ...] = ()
     kill_pending: bool = False
     rss_shmem_mib: t.Optional[int] = None
     kernel_thread: bool = False
@@ -161,6 +162,11 @@ class Process:
     def key(self) -> tuple[int, int]:
         """Names this very process: a reused pid has another start time."""
         return (self.pid, self.start_ticks)
+
+    @property
+    def inner_pid(self) -> t.Optional[int]:
+        """Its pid in its own PID namespace, where that lies below ours."""
+        return self.nspid[-1] if len(self.nspid) > 1 else None
 
     @property
     def dead(self) -> bool:

@@ -9,11 +9,11 @@ import datetime
 import pwd
 import typing as t
 
-from .cgroups import container_of, unit_of
+from .cgroups import container_of, guest_of, unit_of
 from .decide.ports import program_of
 from .model import Gpu, Holder, Process, to_json
 from .observe.procfs import age_s, read_uptime_s
-from .snapshot import Snapshot
+from .snapshot import Guest, Snapshot
 
 JSON = dict[str, t.Any]
 
@@ -50,6 +50,24 @@ def process_row(process: Process, uptime_s: t.Optional[float], now: t.Optional[f
         "container": container_of(process),
         "cgroup": process.cgroups[0] if process.cgroups else None,
         "nspid": list(process.nspid),
+        "inner_pid": process.inner_pid,
+        "lxc": guest_of(process),
+    }
+
+
+def guest_row(guest: t.Optional[Guest]) -> t.Optional[JSON]:
+    """A container that was looked at from its node; None where none was."""
+    if guest is None:
+        return None
+    return {
+        "vmid": guest.vmid,
+        "state": guest.state,
+        "members": len(guest.members),
+        "init_pid": guest.init_pid,
+        "unprivileged": guest.unprivileged,
+        "gpu_nodes": None if guest.device_minors is None else sorted(guest.device_minors),
+        "stuck": to_json(guest.stuck),
+        "problems": to_json(guest.problems),
     }
 
 
@@ -90,7 +108,11 @@ def memory_rows(snapshot: t.Optional[Snapshot]) -> list[JSON]:
             "used_mib": gpu.memory.used_mib if gpu.memory else None,
             "total_mib": gpu.memory.total_mib if gpu.memory else None,
             "holders": [
-                {"pid": one.pid, "title": program_of(one.process) if one.process else None}
+                {
+                    "pid": one.pid,
+                    "title": program_of(one.process) if one.process else None,
+                    "lxc": guest_of(one.process) if one.process else None,
+                }
                 for one in snapshot.holders[gpu.index].holders
             ],
         }

@@ -36,6 +36,45 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Stuck:
+    """A process that SIGKILL does not end: state D, or R with SIGKILL pending, and the kernel function it waits in."""
+
+    pid: int
+    state: str
+    wchan: t.Optional[str]
+
+
+@dataclass(frozen=True)
+class Guest:
+    """An LXC container as its Proxmox node sees it, by its cgroup.
+
+    ``state``: running, broken (processes without an init: nobody can attach), stopped or unknown. ``inits``: pid 1 of
+    it, also of an earlier run that could not end. ``root_pid``: a living member through whose /proc/PID/root its files
+    are found. ``device_minors``: the GPU nodes in its /dev; None: not known. ``uid_base``: what its uid 0 is outside.
+    """
+
+    vmid: str
+    state: str
+    members: frozenset[int] = frozenset()
+    inits: frozenset[int] = frozenset()
+    init_pid: t.Optional[int] = None
+    root_pid: t.Optional[int] = None
+    uid_base: t.Optional[int] = None
+    device_minors: t.Optional[frozenset[int]] = None
+    stuck: tuple[Stuck, ...] = ()
+    directories: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"container {self.vmid}"
+
+    @property
+    def unprivileged(self) -> t.Optional[bool]:
+        return None if self.uid_base is None else self.uid_base != 0
+
+
+@dataclass(frozen=True)
 class Leader:
     """A running SGLang launcher and what ties it to a port, GPUs and an owner. None: could not be read.
 
@@ -67,7 +106,10 @@ class Leader:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen at one moment. ``gpus`` are the chosen ones; ``holders`` covers every GPU by its index."""
+    """What was seen at one moment. ``gpus`` are the chosen ones; ``holders`` covers every GPU by its index.
+
+    ``guest``: the container that was asked for, seen from its node; None where the look is at our own surroundings.
+    """
 
     processes: t.Mapping[int, Process]
     reading: GpuReading
@@ -79,6 +121,8 @@ class Snapshot:
     own_pids: frozenset[int]
     boot_id: t.Optional[str]
     own_container: t.Optional[str] = None
+    own_guest: t.Optional[str] = None
+    guest: t.Optional[Guest] = None
     problems: tuple[Problem, ...] = ()
 
     @property

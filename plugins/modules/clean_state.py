@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - cleanslate.sglang.attributes.info_module
   - cleanslate.sglang.attributes.actiongroup_sglang
   - cleanslate.sglang.options.devices
+  - cleanslate.sglang.options.container
 options:
   max_used_mib:
     description:
@@ -96,6 +97,19 @@ options:
     type: str
     choices: [auto, container, host]
     default: auto
+  xid_window_s:
+    description:
+      - How far back, in seconds, the driver's reports in the kernel log (Xid) count against a GPU. V(0) does not look.
+      - The log is only looked at from the host, where it tells of all GPUs.
+    type: int
+    default: 600
+    version_added: 0.2.0
+  kmsg:
+    description:
+      - Where the kernel log is read. Other values serve recorded logs.
+    type: path
+    default: /dev/kmsg
+    version_added: 0.2.0
   sys_root:
     description:
       - Where C(sys) is found. Other values serve recorded trees.
@@ -110,6 +124,14 @@ seealso:
 """
 
 EXAMPLES = r"""
+- name: The same for container 129, judged from its Proxmox node
+  cleanslate.sglang.clean_state:
+    container: "129"
+    devices: ["GPU-5a3f0e2c-0000-0000-0000-000000000001"]
+    ports: [30000]
+    user: sglang
+  delegate_to: pve1
+
 - name: Prove that two GPUs are free and that the next launch finds its memory and port
   cleanslate.sglang.clean_state:
     devices: ["0", "1"]
@@ -161,6 +183,11 @@ vantage:
   returned: always
   type: str
   sample: container
+container:
+  description: The container as its node sees it, see M(cleanslate.sglang.gpu_info).
+  returned: always, V(null) without O(container)
+  type: dict
+  sample: {vmid: "129", state: running, members: 31, init_pid: 4242, unprivileged: true, gpu_nodes: [0, 1], stuck: []}
 simulated:
   description: Whether the driver was a test double.
   returned: always
@@ -191,13 +218,19 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, baselines_of, look_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
+    CONTAINER,
+    DEVICES,
+    baselines_of,
+    look_options,
+)
 from ansible_collections.cleanslate.sglang.plugins.module_utils.assess import Wanted, assess
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Limits
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
 ARGUMENTS: dict[str, t.Any] = {
     **DEVICES,
+    **CONTAINER,
     "max_used_mib": {"type": "int", "default": 64},
     "baselines": {"type": "dict", "default": {}},
     "samples": {"type": "int", "default": 3},
@@ -212,6 +245,8 @@ ARGUMENTS: dict[str, t.Any] = {
     "cuda_probe": {"type": "bool", "default": False},
     "cuda_deadline_s": {"type": "float", "default": 60},
     "vantage": {"type": "str", "choices": ["auto", "container", "host"], "default": "auto"},
+    "xid_window_s": {"type": "int", "default": 600},
+    "kmsg": {"type": "path", "default": "/dev/kmsg"},
     "sys_root": {"type": "path", "default": "/sys"},
 }
 
@@ -226,9 +261,10 @@ def wanted_from(params: t.Mapping[str, t.Any]) -> Wanted:
         shm_required_mib=params["shm_required_mib"],
         expected_gpus=params["expected_gpus"],
         allow_simulated=params["allow_simulated"],
+        xid_window_s=params["xid_window_s"],
     )
     return Wanted(
-        look=look_options(params),
+        look=look_options(params, baselines=limits.baselines),
         limits=limits,
         samples=params["samples"],
         interval_s=params["interval_s"],
@@ -237,7 +273,7 @@ def wanted_from(params: t.Mapping[str, t.Any]) -> Wanted:
         user=params["user"],
         cuda_deadline_s=params["cuda_deadline_s"] if params["cuda_probe"] else None,
         vantage=None if params["vantage"] == "auto" else params["vantage"],
-        sys=params["sys_root"],
+        kmsg=params["kmsg"],
     )
 
 

@@ -24,6 +24,7 @@ extends_documentation_fragment:
   - cleanslate.sglang.attributes
   - cleanslate.sglang.attributes.actiongroup_sglang
   - cleanslate.sglang.options.devices
+  - cleanslate.sglang.options.container
   - cleanslate.sglang.options.server
 attributes:
   check_mode:
@@ -47,9 +48,14 @@ options:
     description:
       - The rungs that may be climbed, in their order. V(drain) has no hooks yet and is passed over. V(holders) is only
         climbed with O(scope=gpu).
+      - V(container_stop) stops and starts O(container) where all that was not enough. It needs
+        O(confirm_container_stop), and refuses a container that is locked or looked after by the HA manager, and
+        whoever else in it was not acknowledged.
+      - V(gpu_reset) resets chosen GPUs whose memory nobody explains. It needs O(confirm_gpu_reset), runs on the host
+        only, is refused while anybody uses the GPU, and leaves persistence mode as it was.
     type: list
     elements: str
-    choices: [drain, stop, term, kill, holders]
+    choices: [drain, stop, term, kill, holders, container_stop, gpu_reset]
     default: [drain, stop, term, kill, holders]
   protect:
     description:
@@ -83,6 +89,22 @@ options:
         description: For other holders; half of it after SIGTERM, the rest after SIGKILL.
         type: float
         default: 10
+      attach:
+        description: For one command in the container (C(pct exec)), which has no deadline of its own.
+        type: float
+        default: 20
+      container_stop:
+        description: For the container to end after C(pct stop).
+        type: float
+        default: 60
+      container_start:
+        description: For C(pct start), which is tried twice.
+        type: float
+        default: 60
+      gpu_reset:
+        description: For the reset of one GPU.
+        type: float
+        default: 90
     default: {}
   hung:
     description:
@@ -100,6 +122,33 @@ options:
       - Memory in MiB that belongs to a GPU's ordinary day, by index, UUID or bus id.
     type: dict
     default: {}
+  confirm_container_stop:
+    description:
+      - The operator's word for the rung V(container_stop), which ends everything in the container. It must be the
+        container's number.
+    type: str
+    version_added: 0.2.0
+  confirm_gpu_reset:
+    description:
+      - The operator's word for the rung V(gpu_reset), the GPUs by index, UUID or bus id.
+    type: list
+    elements: str
+    default: []
+    version_added: 0.2.0
+  acknowledge:
+    description:
+      - Other servers and holders in the container that may go down with it, each by a name that the refusal tells (a
+        unit, C(port 30001), C(pid 4711), a program).
+    type: list
+    elements: str
+    default: []
+    version_added: 0.2.0
+  pve_dir:
+    description:
+      - Where Proxmox keeps its configuration.
+    type: path
+    default: /etc/pve
+    version_added: 0.2.0
   shm_dir:
     description:
       - Where shared memory lives, for the leftovers of the dead server.
@@ -113,6 +162,24 @@ seealso:
 """
 
 EXAMPLES = r"""
+- name: What can't be evicted from inside container 129, from its Proxmox node
+  cleanslate.sglang.gpu_evict:
+    container: "129"
+    name: main
+    port: 30000
+    scope: sglang
+    devices: ["GPU-5a3f0e2c-0000-0000-0000-000000000001"]
+  delegate_to: pve1
+
+- name: The same, and the container is restarted where that is not enough
+  cleanslate.sglang.gpu_evict:
+    container: "129"
+    port: 30000
+    rungs: [stop, term, kill, container_stop]
+    confirm_container_stop: "129"
+    acknowledge: [port 30001]
+  delegate_to: pve1
+
 - name: Evict the server 'main' that Clean Slate launched
   cleanslate.sglang.gpu_evict:
     name: main
@@ -183,6 +250,16 @@ pinned:
   type: dict
   sample: {pinned_mib: 38172, expected_s: 20.0, waited_s: 9.6, freed: true, note: "memory free after 9.6 s; 40.0 GB of
     host memory was pinned"}
+container:
+  description: The container as its node saw it at the end, see M(cleanslate.sglang.gpu_info).
+  returned: always, V(null) without O(container)
+  type: dict
+  sample: {vmid: "129", state: running, members: 31, init_pid: 4242, unprivileged: true, gpu_nodes: [0, 1], stuck: []}
+vantage:
+  description: From where it acted, V(host) or V(container).
+  returned: always
+  type: str
+  sample: host
 respawns:
   description: Leaders that came back after a kill, with the supervisor that started them.
   returned: always
@@ -218,7 +295,9 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.lastrungs import OPT_IN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
+    CONTAINER,
     DEVICES,
     SERVER,
     baselines_of,
@@ -233,13 +312,22 @@ DEADLINES: dict[str, t.Any] = {
     "term_hung": {"type": "float", "default": 10},
     "kill": {"type": "float", "default": 10},
     "holders": {"type": "float", "default": 10},
+    "attach": {"type": "float", "default": 20},
+    "container_stop": {"type": "float", "default": 60},
+    "container_start": {"type": "float", "default": 60},
+    "gpu_reset": {"type": "float", "default": 90},
 }
 RUNGS = ["drain", "stop", "term", "kill", "holders"]
 ARGUMENTS: dict[str, t.Any] = {
     **DEVICES,
     **SERVER,
+    **CONTAINER,
     "scope": {"type": "str", "choices": ["server", "sglang", "gpu"], "default": "server"},
-    "rungs": {"type": "list", "elements": "str", "choices": RUNGS, "default": RUNGS},
+    "rungs": {"type": "list", "elements": "str", "choices": [*RUNGS, *OPT_IN], "default": RUNGS},
+    "confirm_container_stop": {"type": "str"},
+    "confirm_gpu_reset": {"type": "list", "elements": "str", "default": []},
+    "acknowledge": {"type": "list", "elements": "str", "default": []},
+    "pve_dir": {"type": "path", "default": "/etc/pve"},
     "protect": {"type": "list", "elements": "str", "default": []},
     "deadlines": {"type": "dict", "options": DEADLINES, "default": {}},
     "hung": {"type": "bool", "default": False},
@@ -252,20 +340,25 @@ ARGUMENTS: dict[str, t.Any] = {
 def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
     """The module's parameters as the core takes them."""
     deadlines = {name: value for name, value in (params["deadlines"] or {}).items() if value is not None}
+    baselines = baselines_of(params["baselines"])
     return Order(
-        look=look_options(params, params["protect"]),
+        look=look_options(params, params["protect"], baselines),
         scope=params["scope"],
         name=params["name"],
         state_dir=params["state_dir"],
         unit=params["unit"],
         port=params["port"],
-        rungs=tuple(rung for rung in RUNGS if rung in params["rungs"]),
+        rungs=tuple(rung for rung in (*RUNGS, *OPT_IN) if rung in params["rungs"]),
         deadlines=Deadlines(**deadlines),
         hung=params["hung"],
         max_used_mib=params["max_used_mib"],
-        baselines=baselines_of(params["baselines"]),
+        baselines=baselines,
         shm_dir=params["shm_dir"],
         check_mode=check_mode,
+        pve_dir=params["pve_dir"],
+        confirm_container_stop=params["confirm_container_stop"],
+        confirm_gpu_reset=tuple(params["confirm_gpu_reset"]),
+        acknowledge=tuple(params["acknowledge"]),
     )
 
 

@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - cleanslate.sglang.attributes.info_module
   - cleanslate.sglang.attributes.actiongroup_sglang
   - cleanslate.sglang.options.devices
+  - cleanslate.sglang.options.container
 notes:
   - Run it as root. Other users can't see what foreign processes have open, and C(complete) in RV(scan) is then
     V(false).
@@ -36,6 +37,11 @@ seealso:
 """
 
 EXAMPLES = r"""
+- name: Who holds the GPUs of container 129, seen from its node?
+  cleanslate.sglang.gpu_info:
+    container: "129"
+  delegate_to: pve1
+
 - name: Look at all GPUs
   cleanslate.sglang.gpu_info:
   register: gpus
@@ -165,6 +171,13 @@ gpus:
       name: NVIDIA H200
       memory: {total_mib: 143771, used_mib: 0, reserved_mib: 615, free_mib: 143156, api: v2, unified: false}
       holders: []
+container:
+  description: The container as the node sees it, with C(vmid), C(state) (V(running), V(broken) without an init,
+    V(stopped) or V(unknown)), C(members), C(init_pid), C(unprivileged), C(gpu_nodes), and C(stuck) processes that
+    SIGKILL does not end.
+  returned: success, V(null) without O(container)
+  type: dict
+  sample: {vmid: "129", state: running, members: 31, init_pid: 4242, unprivileged: true, gpu_nodes: [0, 1], stuck: []}
 scan:
   description: How the processes were looked at; C(complete) is V(false) where some could not be looked into.
   returned: success
@@ -181,11 +194,11 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import CONTAINER, DEVICES, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import look
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.vantage import vantage
-from ansible_collections.cleanslate.sglang.plugins.module_utils.results import driver_row, gpu_rows
+from ansible_collections.cleanslate.sglang.plugins.module_utils.results import driver_row, gpu_rows, guest_row
 
 
 def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
@@ -194,6 +207,7 @@ def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     snapshot = look(options)
     return {
         "vantage": vantage(options.proc),
+        "container": guest_row(snapshot.guest),
         **driver_row(snapshot),
         "gpus": None if snapshot.reading.gpus is None else gpu_rows(snapshot, options.proc),
         "scan": {
@@ -207,7 +221,7 @@ def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 
 
 def main() -> t.NoReturn:
-    module = AnsibleModule(argument_spec=dict(DEVICES), supports_check_mode=True)
+    module = AnsibleModule(argument_spec={**DEVICES, **CONTAINER}, supports_check_mode=True)
     try:
         result = show(module.params)
     except CleanSlateError as exc:

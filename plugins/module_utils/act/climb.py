@@ -16,23 +16,39 @@ import time
 import typing as t
 from dataclasses import dataclass, field
 
-from ..cgroups import unit_of, user_unit_of
+from ..cgroups import guest_of, unit_of, unit_path_of, user_unit_of
 from ..decide.gpus import baseline_for
+from ..decide.guests import elsewhere
 from ..decide.holders import killable
+from ..decide.optin import refuse_gpu_reset
 from ..decide.ports import program_of
 from ..decide.protected import protected_why
-from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, elsewhere, nearest_leaders, select
-from ..model import GpuReading, Process, Reason
+from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, nearest_leaders, select
+from ..model import Gpu, GpuReading, Process, Reason
 from ..observe import nvml
 from ..observe.look import LookOptions, holds_now, look, look_with, still_listed
 from ..observe.procfs import read_identity, read_process, read_wchan
 from ..observe.systemd import has_systemd, read_unit
+from ..observe.vantage import vantage
 from ..sglang.cmdline import is_leader
-from ..snapshot import Snapshot, Unit
+from ..snapshot import Guest, Snapshot, Unit
 from ..spawn import call_bounded
+from .cgroup_kill import kill_cgroup
+from .lastrungs import (
+    LastRung,
+    OptIn,
+    container_stop_refusals,
+    planned_for_container,
+    reset_stuck_gpus,
+    stop_container,
+)
 from .owners import Asked, ask_to_stop
 from .signals import Grip, Sent, grip, send, wait_ended
 
+# Reasons that say how things stood before a rung that changed them.
+STATE_CODES = frozenset(
+    {"still_there", "unkillable", "memory_held", "memory_unknown", "not_permitted", "respawn"}
+)
 MAX_RESPAWNS = 3
 REREAD_DEADLINE_S = 5.0
 KILL_ROUNDS = 8  # a fork storm is caught within a few looks; this bounds it
@@ -51,6 +67,9 @@ FOLLOW_S = (
 @dataclass(frozen=True)
 class Deadlines:
     """Seconds for each rung. ``term_hung`` holds where a process of the server is stopped (state T): it can't answer.
+
+    On a Proxmox node: ``attach`` is for one ``pct exec``, ``container_stop`` and ``container_start`` for ``pct stop``
+    and ``pct start``, ``gpu_reset`` for the reset of one GPU.
     """
 
     stop: float = 45.0
@@ -58,6 +77,10 @@ class Deadlines:
     term_hung: float = 10.0
     kill: float = 10.0
     holders: float = 10.0
+    attach: float = 20.0
+    container_stop: float = 60.0
+    container_start: float = 60.0
+    gpu_reset: float = 90.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +138,7 @@ class Climber:
     request: Request
     rungs: t.Sequence[str]
     deadlines: Deadlines
+    optin: OptIn = field(default_factory=OptIn)
     hung: bool = False
     max_used_mib: int = 64
     baselines: t.Mapping[str, int] = field(default_factory=dict)
@@ -126,6 +150,7 @@ class Climber:
     after: t.Optional[Snapshot] = None
     latest: t.Optional[Snapshot] = None
     leaders_seen: set[tuple[int, int]] = field(default_factory=set)
+    own_cgroups: dict[str, str] = field(default_factory=dict)
     last_end: t.Optional[float] = (
         None  # when, by the monotonic clock, somebody that we asked was last seen to have ended
     )
@@ -177,6 +202,7 @@ class Climber:
             self._wait_for_memory(snapshot)
             snapshot, selection = self.look()
             self._report_stayed(selection)
+        snapshot = self._last_rungs(snapshot, selection)
         self._report_blind(snapshot)
         self.after = self._final_look()
         return self.report
@@ -197,6 +223,7 @@ class Climber:
         for rung in self.rungs:
             if words.get(rung):
                 rows.append((rung, words[rung]))
+        rows += self._plan_last_rungs(snapshot, selection)
         self.after = self.before
         return tuple(rows)
 
@@ -216,7 +243,7 @@ class Climber:
         family = nearest_leaders(snapshot)
         others = {one.process.pid for one in selection.leaders} - {owner.leader_pid for owner in owners}
         try:
-            asked = [ask_to_stop(owner, self.deadlines.stop) for owner in owners]
+            asked = [ask_to_stop(owner, self.deadlines.stop, self.deadlines.attach) for owner in owners]
             accepted = {one.owner.leader_pid for one in asked if one.accepted}
             others |= {one.owner.leader_pid for one in asked if not one.accepted}
             self.asked_by_owner |= {held.process.key for held in grips if held.process.pid in accepted}
@@ -224,7 +251,8 @@ class Climber:
             ended = wait_ended(awaited, deadline) if accepted else set()
         finally:
             _close_all(grips)
-        self._finish("stop", [_asked_row(one) for one in asked], grips, ended, started)
+        note = "; ".join(one.detail for one in asked if not one.accepted)
+        self._finish("stop", [_asked_row(one) for one in asked], grips, ended, started, note)
         return True
 
     def _term(self, snapshot: Snapshot, selection: Selection) -> bool:
@@ -252,12 +280,14 @@ class Climber:
     def _kill(self, _snapshot: Snapshot, selection: Selection) -> bool:
         """SIGKILL the tree, look again, and again: a fork or a respawn may have happened in between."""
         end = time.monotonic() + self.deadlines.kill + self._unpin_s()
-        for _round in range(KILL_ROUNDS):
+        for attempt in range(KILL_ROUNDS):
             targets = selection.leaders + selection.members
             if not targets:
                 return True
             if not self._kill_once(targets, max(end, time.monotonic() + 1)):
                 return False
+            if attempt:
+                self._kill_cgroups(_snapshot)
             time.sleep(SETTLE_S)
             _snapshot, selection = self.look()
             if self._returns_too_often():
@@ -278,6 +308,18 @@ class Climber:
         rung = self._finish("kill", [_sent_row(one) for one in sent], grips, ended, started)
         return self._permitted(sent) and not self._unkillable(rung)
 
+    def _kill_cgroups(self, snapshot: Snapshot) -> None:
+        """Signals one by one were not enough (somebody forks faster than we look): the server's own cgroups as a whole.
+        """
+        for path, name in self.own_cgroups.items():
+            inside = [one for one in snapshot.processes.values() if path in one.cgroups and not one.dead]
+            if not inside:
+                continue
+            spared = {one.process.pid for one in self.report.spared} | snapshot.own_pids
+            refused = kill_cgroup(path, spared, self.options.proc)
+            row = {"what": f"cgroup.kill of {name}", "pid": None, "result": "refused" if refused else "sent"}
+            self.report.rungs.append(Rung("kill", ({**row, "detail": refused or ""},), (), (), 0.0))
+
     def _end_holders(self, _snapshot: Snapshot, selection: Selection) -> bool:
         targets = selection.holders
         if not targets:
@@ -295,6 +337,88 @@ class Climber:
             _close_all(grips)
         rung = self._finish("holders", [_sent_row(one) for one in sent], grips, ended, started)
         return self._permitted(sent) and not self._unkillable(rung)
+
+    # --- the opt-in rungs ---------------------------------------------------------------------------------------------
+
+    def _last_rungs(self, snapshot: Snapshot, selection: Selection) -> Snapshot:
+        """Where all that was not enough: restart the container, reset the GPUs; only with the operator's word."""
+        guest = snapshot.guest
+        if "container_stop" in self.rungs and guest is not None and self._in_the_way(snapshot, selection, guest):
+            limits = (self.deadlines.container_stop, self.deadlines.container_start)
+            done = stop_container(
+                snapshot, selection, guest, self.optin, limits, (self.options.proc, self.options.sys)
+            )
+            snapshot, selection = self._finish_last("container_stop", done, snapshot)
+        stuck = self._stuck_gpus(snapshot) if "gpu_reset" in self.rungs else ()
+        if stuck:
+            where = vantage(self.options.proc)
+            reset = reset_stuck_gpus(snapshot, stuck, self.optin, where, self.deadlines.gpu_reset)
+            snapshot, selection = self._finish_last("gpu_reset", reset, snapshot)
+        return snapshot
+
+    def _plan_last_rungs(self, snapshot: Snapshot, selection: Selection) -> list[tuple[str, tuple[str, ...]]]:
+        rows = []
+        guest = snapshot.guest
+        if "container_stop" in self.rungs and guest is not None and self._in_the_way(snapshot, selection, guest):
+            refused = container_stop_refusals(snapshot, selection, guest, self.optin)
+            rows.append(("container_stop", planned_for_container(guest, refused, snapshot)))
+        stuck = self._stuck_gpus(snapshot) if "gpu_reset" in self.rungs else ()
+        if stuck:
+            refused = refuse_gpu_reset(snapshot, stuck, self.optin.confirm_gpu_reset, vantage(self.options.proc))
+            words = tuple(f"refused: {reason.message}" for reason in refused)
+            rows.append(("gpu_reset", words or tuple(f"{gpu.label} is reset, if it still has memory" for gpu in stuck)))
+        return rows
+
+    def _in_the_way(self, snapshot: Snapshot, selection: Selection, guest: Guest) -> bool:
+        """Whether stopping the container could help: somebody of it stayed, it is broken, or it holds the memory."""
+        if selection.everybody or guest.state == "broken":
+            return True
+        for index in self._above_limit(snapshot):
+            holders = {one.pid for one in snapshot.holders[index].holders}
+            if not holders or holders & guest.members:
+                return True
+        return False
+
+    def _stuck_gpus(self, snapshot: Snapshot) -> tuple[Gpu, ...]:
+        """Chosen GPUs with memory in use that nobody holds, and those for which the driver asks for a reset."""
+        above = self._above_limit(snapshot)
+        return tuple(
+            gpu
+            for gpu in snapshot.gpus
+            if (gpu.index in above and not snapshot.holders[gpu.index].holders)
+            or gpu.health.recovery_action in ("reset", "drain and reset")
+        )
+
+    def _above_limit(self, snapshot: Snapshot) -> dict[int, int]:
+        """What is known to be above the limit now; a GPU that gives no answer is no ground for a last rung."""
+        if self.options.without_gpus:
+            return {}
+        reading = nvml.read_gpus(self.options.nvml_deadline_s, self.options.proc)
+        return self._used_above_limit(reading, {gpu.index for gpu in snapshot.gpus}) or {}
+
+    def _finish_last(self, name: str, done: LastRung, snapshot: Snapshot) -> tuple[Snapshot, Selection]:
+        """Write the rung down. What was said of the state before it no longer holds once it has acted."""
+        stayed = tuple(Stayed(process, why) for process, why in done.stuck)
+        if done.acted:
+            self.report.reasons[:] = [one for one in self.report.reasons if one.code not in STATE_CODES]
+        self.report.reasons.extend(done.reasons)
+        before = dict(snapshot.processes)
+        after, selection = self.look()
+        left = tuple(sorted(key for key, one in before.items() if self._ended_of(one, after) and done.acted))
+        self.report.rungs.append(Rung(name, done.steps, left, stayed, done.seconds, done.note))
+        for pid in left:
+            self.report.ended.append({"pid": pid, "title": program_of(before[pid]), "rung": name})
+        if done.acted:
+            self._report_stayed(selection)
+            self._wait_for_memory(after)
+            after, selection = self.look()
+        return after, selection
+
+    def _ended_of(self, process: Process, after: Snapshot) -> bool:
+        """Whether this process of the container has ended since."""
+        now = after.processes.get(process.pid)
+        ours = self.options.container is not None and guest_of(process) == self.options.container
+        return ours and not process.dead and (now is None or now.key != process.key)
 
     # --- evidence at the moment of the signal
     # -----------------------------------------------------------------------------
@@ -330,6 +454,10 @@ class Climber:
         by_flags = sum(one.pinned_gb_by_flags for one in snapshot.leaders if one.process.key in chosen)
         self.pinned_mib = max(self.pinned_mib, ranks, int(by_flags / GB_PER_MIB) if ranks else 0)
         self.report.spared = selection.spared
+        for owner in (one for one in snapshot.leaders if one.process.key in chosen and one.owns_unit):
+            path = unit_path_of(owner.process)
+            if path is not None and owner.unit is not None:
+                self.own_cgroups[path] = owner.unit.name
         for leader in selection.leaders:
             self.report.server_uid = leader.process.uid
 
@@ -340,8 +468,8 @@ class Climber:
         """The unit that the request or the launch record names, as systemd knows it now; None where there is none."""
         record = self.request.record
         name = self.request.unit or (record.unit if record else None)
-        if not name or self.options.proc != "/proc" or not has_systemd():
-            return None
+        if not name or self.options.container or self.options.proc != "/proc" or not has_systemd():
+            return None  # a container's systemd is not asked: an attach can hang
         unit = read_unit(name, self.options.systemctl_deadline_s)
         return unit if unit is not None and unit.load_state == "loaded" else None
 
@@ -414,8 +542,8 @@ class Climber:
         stuck = [one for one in rung.stayed if one.process.kill_pending or one.process.state == "D"]
         for one in stuck:
             text = (
-                f"pid {one.process.pid} ({program_of(one.process)}) can't be killed: {one.why}. A reboot is the "
-                "next step."
+                f"pid {one.process.pid} ({program_of(one.process)}) can't be killed: {one.why}. A reboot of "
+                f"{'the node' if self.options.container else 'the host'} is the next step."
             )
             self._reason("unkillable", text, f"pid {one.process.pid}")
         return bool(stuck)
@@ -572,8 +700,10 @@ def _pids_of(selection: Selection) -> set[int]:
 def supervisor_of(process: Process, snapshot: Snapshot) -> str:
     """Who most likely started this process: its unit, or its parent by title."""
     unit = unit_of(process)
+    guest = guest_of(process)
+    where = f" in container {guest}" if guest is not None and guest != snapshot.own_guest else ""
     if unit and unit.endswith(".service"):
-        return f"systemd unit {unit}"
+        return f"systemd unit {unit}{where}"
     user_unit = user_unit_of(process)
     if user_unit:
         return f"user unit {user_unit} (systemctl --user)"
@@ -632,7 +762,8 @@ def _named(targets: t.Sequence[Target]) -> tuple[str, ...]:
 
 def _asked_row(asked: Asked) -> t.Mapping[str, t.Any]:
     return {
-        "what": f"stop {asked.owner.kind} {asked.owner.name}",
+        "what": f"stop {asked.owner.kind} {asked.owner.name}"
+        + (f" in container {asked.owner.guest}" if asked.owner.guest else ""),
         "pid": asked.owner.leader_pid,
         "result": "accepted" if asked.accepted else "refused",
         "detail": asked.detail,

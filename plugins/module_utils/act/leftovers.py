@@ -12,19 +12,20 @@ import typing as t
 from ..model import ShmFile
 
 
-def remove_leftover(shm_path: str, file: ShmFile) -> t.Optional[str]:
+def remove_leftover(shm_path: str, file: ShmFile, opener: t.Optional[t.Callable[[], int]] = None) -> t.Optional[str]:
     """Unlink ``file`` from ``shm_path``; return None, or why it was left alone. One that is gone already is no error.
 
     We are root in a directory that everybody may write to, so names are not trusted: the directory is opened once and
     not through a symbolic link, and only a regular file with the judged device, inode and owner is unlinked, relative
-    to that open directory. Names in subdirectories are refused: SGLang makes none.
+    to that open directory. Names in subdirectories are refused: SGLang makes none. ``opener`` opens a container's.
     """
     if "/" in file.name or file.name in ("", ".", "..") or "\0" in file.name:
         return f"{file.name!r} is not a plain file name"
     if file.device is None or file.inode is None:
         return f"{file.name}: which inode was judged is not known"
     try:
-        directory = os.open(shm_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        directory = opener() if opener is not None else os.open(shm_path, flags)
     except OSError as exc:
         return f"cannot open {shm_path}: {exc.strerror}"
     try:

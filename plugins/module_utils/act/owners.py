@@ -23,12 +23,26 @@ class Asked:
     detail: str = ""
 
 
-def ask_to_stop(owner: Owner, deadline_s: float) -> Asked:
-    """Ask and return at once where the owner allows that; the caller waits for the processes, not for the command."""
+def ask_to_stop(owner: Owner, deadline_s: float, attach_deadline_s: float = 20.0) -> Asked:
+    """Ask and return at once where the owner allows that; the caller waits for the processes, not for the command.
+
+    A container's systemd is asked by ``pct exec``, which has no deadline of its own and was seen to hang.
+    """
+    if owner.kind == "systemd" and owner.guest is not None:
+        return _ask_inside(owner, owner.guest, attach_deadline_s)
     if owner.kind == "systemd":
         done = run_bounded(["systemctl", "stop", "--no-block", "--", owner.name], min(deadline_s, 20.0))
         return Asked(owner, done.ok, "" if done.ok else _words(done.stderr, done.error, done.timed_out))
     return _stop_container(owner, deadline_s)
+
+
+def _ask_inside(owner: Owner, vmid: str, deadline_s: float) -> Asked:
+    argv = ["pct", "exec", vmid, "--", "systemctl", "stop", "--no-block", "--", owner.name]
+    done = run_bounded(argv, deadline_s)
+    if done.timed_out:
+        stuck = "" if done.stuck_pid is None else f"; its pid {done.stuck_pid} can't be ended"
+        return Asked(owner, False, f"pct exec {vmid} gave no answer within {deadline_s:g} s{stuck}")
+    return Asked(owner, done.ok, "" if done.ok else f"pct exec {vmid}: {_words(done.stderr, done.error, False)}")
 
 
 def _stop_container(owner: Owner, deadline_s: float) -> Asked:

@@ -11,15 +11,19 @@ from __future__ import annotations
 import typing as t
 from dataclasses import dataclass, field
 
-from ..model import CgroupLimit, Gpu, HostMemory, PortUse, Process, Reason, ShmReading, Verdict
+from ..model import CgroupLimit, Gpu, Holder, HostMemory, PortUse, Process, Reason, ShmReading, Verdict
 from ..sglang.cmdline import worker_role
 from ..snapshot import GpuHolders, Leader, Snapshot
+from ..xid import KernelLog
 from .gpus import baseline_for
+from .guests import elsewhere, place_of
+from .kinship import descendants
 from .leftovers import Leftover
 from .ports import judge_ports, program_of
 from .protected import protected_why
-from .targets import SPAWN_MARK, descendants, elsewhere
+from .targets import SPAWN_MARK
 from .visible import given_gpus, gpus_by_flags
+from .xids import judge_xids
 
 BENIGN_THROTTLE = ("idle", "software power cap", "sw power cap")
 NVML_MISMATCH = 18
@@ -57,6 +61,7 @@ class Limits:
     shm_required_mib: int = 64
     expected_gpus: t.Optional[int] = None
     allow_simulated: bool = False
+    xid_window_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Facts:
     ports: t.Optional[tuple[PortUse, ...]]
     kernel_gpu_count: t.Optional[int] = None
     cuda_errors: t.Optional[t.Mapping[int, t.Optional[str]]] = None
+    kernel_log: t.Optional[KernelLog] = None
+    kernel_clock_s: float = 0.0
 
 
 def judge(facts: Facts, limits: Limits) -> Verdict:
@@ -84,6 +91,10 @@ def judge(facts: Facts, limits: Limits) -> Verdict:
         for gpu in facts.snapshot.gpus:
             reasons += _gpu(gpu, facts, limits)
         reasons += _scan(facts)
+        reasons += judge_xids(
+            facts.snapshot.gpus, facts.kernel_log, facts.kernel_clock_s, limits.xid_window_s, facts.vantage
+        )
+    reasons += _guest(facts)
     reasons += _host_memory(facts, limits)
     reasons += _ports(facts, limits)
     reasons += _shm(facts, limits)
@@ -103,7 +114,9 @@ def _summary(state: str, required: t.Sequence[Reason], facts: Facts, limits: Lim
         what = "no GPUs declared" if limits.expected_gpus == 0 else f"{count} GPU{'s' if count != 1 else ''} free"
         available = "unknown" if facts.available_mib is None else f"{facts.available_mib} MiB"
         label = " (simulated driver)" if facts.snapshot.simulated else ""
-        return f"clean: {what}{label}, {available} of host memory available, seen from the {facts.vantage}"
+        guest = facts.snapshot.guest
+        where = f"the {facts.vantage}" if guest is None else f"the node of {guest.label}"
+        return f"clean: {what}{label}, {available} of host memory available, seen from {where}"
     more = f" (and {len(required) - 1} more)" if len(required) > 1 else ""
     return f"{state}: {required[0].message}{more}"
 
@@ -203,7 +216,7 @@ def _memory_in_use(gpu: Gpu, used_mib: int, limit: int, facts: Facts) -> Reason:
     found = facts.snapshot.holders[gpu.index]
     figure = f"{label} has {used_mib} MiB in use, limit {limit} MiB"
     if found.holders:
-        return Reason("memory_in_use", f"{figure}: held by {_names(found)}", label)
+        return Reason("memory_in_use", f"{figure}: held by {_names(found, facts.snapshot)}", label)
     if found.stale_pids:
         pids = ", ".join(map(str, found.stale_pids))
         text = f"{figure}: the driver lists pid {pids}, which is dead (stale pid), and no living holder is visible"
@@ -225,11 +238,15 @@ def _memory_in_use(gpu: Gpu, used_mib: int, limit: int, facts: Facts) -> Reason:
     return Reason("holder_unknown", text, label)
 
 
-def _names(found: GpuHolders) -> str:
-    return ", ".join(
-        f"pid {one.pid} {program_of(one.process) if one.process else ''} ({one.evidence[0]})"
-        for one in found.holders[:4]
-    )
+def _names(found: GpuHolders, snapshot: Snapshot) -> str:
+    return ", ".join(_holder_name(one, snapshot) for one in found.holders[:4])
+
+
+def _holder_name(holder: Holder, snapshot: Snapshot) -> str:
+    if holder.process is None:
+        return f"pid {holder.pid} ({holder.evidence[0]})"
+    place = place_of(holder.process, snapshot)
+    return f"pid {holder.pid} {program_of(holder.process)} ({holder.evidence[0]}{f', {place}' if place else ''})"
 
 
 def _unified(gpu: Gpu, limits: Limits) -> list[Reason]:
@@ -265,7 +282,9 @@ def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> list[Reason]:
     for one in found.holders:
         if one.protected is None:
             title = program_of(one.process) if one.process else "?"
+            place = place_of(one.process, facts.snapshot) if one.process else ""
             text = f"{label} is held by pid {one.pid} {title} ({'; '.join(one.evidence)})"
+            text += f", {place}" if place else ""
             result.append(Reason("held", text, label))
     seen = [sample.holder_pids.get(gpu.index, ()) for sample in facts.samples]
     current = {one.pid for one in found.holders}
@@ -345,6 +364,37 @@ def _scan(facts: Facts) -> list[Reason]:
 def _shielded(process: Process, snapshot: Snapshot) -> bool:
     """Protected processes never make a host dirty by holding a GPU, so not seeing into them is no gap."""
     return protected_why(process, snapshot.own_pids, (), snapshot.units) is not None
+
+
+def _guest(facts: Facts) -> list[Reason]:
+    """A container that is looked at from its node must run, and nobody in it may be beyond SIGKILL."""
+    guest = facts.snapshot.guest
+    if guest is None:
+        return []
+    result = []
+    if guest.state == "broken":
+        text = (
+            f"{guest.label} has lost its init: {len(guest.members)} processes are left in its cgroup, nobody can "
+            "attach; it has to be stopped and started (rung container_stop), or the node rebooted where that can't end"
+        )
+        result.append(Reason("container_broken", text, guest.label))
+    elif guest.state == "stopped":
+        text = f"{guest.label} does not run on this node (no cgroup): start it (pct start {guest.vmid})"
+        result.append(Reason("container_stopped", text, guest.label))
+    elif guest.state == "unknown":
+        words = "; ".join(f"{one.call}: {one.message}" for one in guest.problems) or "it has a cgroup without processes"
+        text = f"whether {guest.label} runs can't be told: {words}"
+        result.append(Reason("container_unknown", text, guest.label, means="unknown"))
+    for stuck in guest.stuck:
+        process = facts.snapshot.processes.get(stuck.pid)
+        title = program_of(process) if process else "?"
+        waits = f", waits in {stuck.wchan}" if stuck.wchan else ""
+        text = (
+            f"pid {stuck.pid} {title} of {guest.label} can't be killed: state {stuck.state}, SIGKILL pending{waits}. "
+            "Free what it waits on; else a reboot of the node is the next step"
+        )
+        result.append(Reason("unkillable", text, f"pid {stuck.pid}"))
+    return result
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------

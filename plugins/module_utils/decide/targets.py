@@ -15,11 +15,13 @@ import os
 import typing as t
 from dataclasses import dataclass, field
 
-from ..cgroups import container_of
+from ..cgroups import unit_of
 from ..model import Holder, Process
 from ..sglang.cmdline import worker_role
 from ..snapshot import Leader, Snapshot
+from .guests import elsewhere, place_of
 from .holders import killable
+from .kinship import descendants
 from .ports import program_of
 from .protected import protected_why
 from .visible import given_gpus
@@ -29,7 +31,9 @@ SPAWN_MARK = "--multiprocessing-fork"
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """What the launch record says of the server's last launch on this boot."""
+    """What the launch record says of the server's last launch on this boot. Pids are ours, also those of a container's
+    record; ``pid`` None: not known, or (in a container) dead, so that no number of ours stands for it.
+    """
 
     pid: t.Optional[int]
     start_ticks: t.Optional[int]
@@ -38,6 +42,7 @@ class RecordedLaunch:
     unit: t.Optional[str]
     port: t.Optional[int]
     program: t.Optional[str] = None  # the interpreter's file, as /proc/PID/exe names it
+    own_session: bool = False  # the launch gave the leader a session of its own
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Owner:
-    """What restarts or supervises a leader: a systemd unit or a container, asked before anybody is signalled."""
+    """What restarts or supervises a leader: a systemd unit or a container, asked before anybody is signalled.
+
+    ``guest``: the LXC container whose systemd runs the unit, where that is not ours.
+    """
 
     kind: str
     name: str
     leader_pid: int
     restart: str = ""
+    guest: t.Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,8 @@ def select(snapshot: Snapshot, request: Request, memory: t.Optional[Memory] = No
         holders=targets("holder", holders),
     )
     asked = {target.process.pid for target in selection.leaders}
-    owners = tuple(owner for leader in leaders if leader.process.pid in asked and (owner := owner_of(leader)))
+    guest = snapshot.guest.vmid if snapshot.guest else None
+    owners = tuple(owner for leader in leaders if leader.process.pid in asked and (owner := owner_of(leader, guest)))
     return Selection(
         selection.leaders,
         selection.members,
@@ -155,17 +165,24 @@ def _shields(snapshot: Snapshot, request: Request) -> dict[int, str]:
         why = protected_why(process, snapshot.own_pids, request.protect, snapshot.units)
         if why:
             result[process.pid] = why
+    if snapshot.guest is not None:
+        result.update({pid: f"init of {snapshot.guest.label}" for pid in snapshot.guest.inits})
     for pid, leader in nearest_leaders(snapshot).items():
         if leader in result and pid not in result:
             result[pid] = f"part of the server of pid {leader}, which is left alone ({result[leader]})"
     return result
 
 
-def owner_of(leader: Leader) -> t.Optional[Owner]:
+def owner_of(leader: Leader, guest: t.Optional[str] = None) -> t.Optional[Owner]:
     """The unit or container that runs this leader and nothing else; None where it is nobody's, or somebody else's."""
     if leader.owns_unit and leader.unit is not None:
-        return Owner("systemd", leader.unit.name, leader.process.pid, leader.unit.restart)
-    if leader.container and leader.container.startswith("docker:") and leader.process.nspid[-1:] == (1,):
+        return Owner("systemd", leader.unit.name, leader.process.pid, leader.unit.restart, guest)
+    if (
+        guest is None
+        and leader.container
+        and leader.container.startswith("docker:")
+        and leader.process.nspid[-1:] == (1,)
+    ):
         return Owner("container", leader.container.partition(":")[2], leader.process.pid)
     return None
 
@@ -176,21 +193,27 @@ def bystanders(snapshot: Snapshot, selection: Selection) -> tuple[Spared, ...]:
     result: dict[tuple[int, int], Spared] = {}
     for leader in snapshot.leaders:
         if leader.process.key not in touched:
+            where = place_of(leader.process, snapshot)
             why = f"another SGLang server (port {leader.port if leader.port is not None else 'unknown'})"
+            why += f", {where}" if where else ""
             result[leader.process.key] = Spared(leader.process, why)
     for gpu in snapshot.gpus:
         found = snapshot.holders[gpu.index]
         for holder in found.holders + found.visitors + found.suspects:
             if holder.process is not None and holder.process.key not in touched:
-                result.setdefault(holder.process.key, Spared(holder.process, _spared_why(holder)))
+                result.setdefault(holder.process.key, Spared(holder.process, _spared_why(holder, snapshot)))
     return tuple(result.values())
 
 
-def _spared_why(holder: Holder) -> str:
+def _spared_why(holder: Holder, snapshot: Snapshot) -> str:
     if holder.protected:
         return holder.protected
     words = {"holder": "holds", "visitor": "only has open", "suspect": "may hold"}[holder.role]
-    return f"{words} GPU {holder.gpu_index} ({'; '.join(holder.evidence)}), outside of the scope"
+    place = place_of(holder.process, snapshot) if holder.process else ""
+    beyond = (
+        f"outside of the scope: {place}" if place and holder.process and elsewhere(holder.process, snapshot) else ""
+    )
+    return f"{words} GPU {holder.gpu_index} ({'; '.join(holder.evidence)}), {beyond or 'outside of the scope'}"
 
 
 # --- leaders ----------------------------------------------------------------------------------------------------------
@@ -203,12 +226,6 @@ def _leader_why(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optio
     if named or request.scope == "server":
         return named
     return _on_chosen_gpus(leader, snapshot, request)
-
-
-def elsewhere(process: Process, snapshot: Snapshot) -> bool:
-    """Whether this process lives in an LXC container that we look into from outside."""
-    container = container_of(process) or ""
-    return container.startswith("lxc:") and container != snapshot.own_container
 
 
 def _names_this_server(leader: Leader, snapshot: Snapshot, request: Request) -> t.Optional[str]:
@@ -271,21 +288,6 @@ def nearest_leaders(snapshot: Snapshot) -> dict[int, int]:
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-def descendants(pid: int, processes: t.Mapping[int, Process]) -> list[int]:
-    """All pids below ``pid`` by parent links."""
-    children: dict[int, list[int]] = {}
-    for process in processes.values():
-        children.setdefault(process.ppid, []).append(process.pid)
-    result: list[int] = []
-    queue = list(children.get(pid, ()))
-    while queue:
-        current = queue.pop()
-        if current not in result and current != pid:
-            result.append(current)
-            queue.extend(children.get(current, ()))
-    return result
-
-
 def _members(
     snapshot: Snapshot, leaders: t.Sequence[Leader], request: Request, memory: Memory
 ) -> dict[tuple[int, int], tuple[str, ...]]:
@@ -296,7 +298,7 @@ def _members(
     foreign = {processes[pid].key for pid, leader in family.items() if processes[leader].key not in leader_keys}
 
     def add(process: Process, why: str) -> None:
-        if process.key in leader_keys or process.dead or process.key in foreign:
+        if process.key in leader_keys or process.dead or process.key in foreign or elsewhere(process, snapshot):
             return
         found.setdefault(process.key, []).append(why)
 
@@ -314,6 +316,7 @@ def _members(
     for past in {process.key: process for process in [*memory.leaders, *(one.process for one in leaders)]}.values():
         _add_own_session(snapshot, past, add)
     _add_recorded_session(snapshot, request, add)
+    _add_recorded_unit(snapshot, request, add)
     if request.scope in ("sglang", "gpu"):
         _add_orphans(snapshot, request, add)
     return {key: tuple(dict.fromkeys(why)) for key, why in found.items()}
@@ -361,9 +364,9 @@ def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[
     record = request.record
     if record is None or record.boot_id is None or record.boot_id != snapshot.boot_id:
         return
-    if record.pid is None or record.start_ticks is None or record.sid != record.pid:
+    if record.start_ticks is None or record.sid is None or not record.own_session:
         return
-    now = snapshot.processes.get(record.pid)
+    now = snapshot.processes.get(record.pid) if record.pid is not None else None
     if now is not None and now.start_ticks != record.start_ticks:
         return
     holding = {pid for index in snapshot.holders for pid in _holder_pids(snapshot, index)}
@@ -373,6 +376,22 @@ def _add_recorded_session(snapshot: Snapshot, request: Request, add: t.Callable[
         ours = worker_role(process.title) is not None or (same_program and works)
         if process.sid == record.sid and process.start_ticks >= record.start_ticks and ours:
             add(process, f"in session {record.sid}, which the launch record made for this server")
+
+
+def _add_recorded_unit(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:
+    """Orphans in the cgroup of the unit that the launch made for this server alone: systemd can't end those that it
+    can't see (another PID namespace), and forgets those of a unit whose leader was killed.
+    """
+    record = request.record
+    if record is None or not record.unit or record.boot_id is None or record.boot_id != snapshot.boot_id:
+        return
+    holding = {pid for index in snapshot.holders for pid in _holder_pids(snapshot, index)}
+    for process in snapshot.processes.values():
+        if unit_of(process) != record.unit or record.start_ticks is None or process.start_ticks < record.start_ticks:
+            continue
+        same_program = record.program is not None and process.exe == record.program
+        if worker_role(process.title) is not None or (same_program and process.pid in holding):
+            add(process, f"in the cgroup of {record.unit}, which the launch record made for this server")
 
 
 def _add_orphans(snapshot: Snapshot, request: Request, add: t.Callable[[Process, str], None]) -> None:

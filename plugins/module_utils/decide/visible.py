@@ -10,6 +10,7 @@ import typing as t
 from ..model import Gpu
 from ..snapshot import Leader, Snapshot
 from .gpus import names_gpu
+from .guests import same_gpus
 
 
 class Given(t.NamedTuple):
@@ -53,7 +54,11 @@ def numbers_count(leader: Leader, snapshot: Snapshot) -> bool:
     A container counts the GPUs that it was given. CUDA counts the fastest first unless it is told otherwise; where all
     are of one kind, that is the driver's order too.
     """
-    if leader.container != snapshot.own_container:
+    guest = snapshot.guest
+    if guest is not None and leader.process.pid in guest.members:
+        if not same_gpus(guest, snapshot.reading.gpus or ()):
+            return False
+    elif leader.container != snapshot.own_container:
         return False
     names = {gpu.name for gpu in snapshot.reading.gpus or ()}
     return leader.pci_bus_order or (len(names) == 1 and None not in names)

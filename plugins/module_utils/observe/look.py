@@ -10,19 +10,23 @@ import math
 import os
 import re
 import typing as t
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..cgroups import container_of, unit_of, user_unit_of
+from ..cgroups import container_of, guest_of, unit_of, user_unit_of
 from ..decide.gpus import choose_gpus
+from ..decide.guests import choose_for_guest, guest_unit, refuse_indices
 from ..decide.holders import find_holders
+from ..decide.kinship import descendants
 from ..decide.wrappers import wrapper_pid
 from ..errors import CleanSlateError
 from ..model import DeviceScan, Gpu, GpuReading, Holder, NvmlProcess, Process
 from ..sglang.cmdline import is_leader, launched_flags
-from ..snapshot import Leader, Snapshot, Unit
+from ..snapshot import Guest, Leader, Snapshot, Unit
 from ..spawn import fetch_bounded
 from . import nvml, procfs
 from .devices import NVIDIA_MAJOR, scan_devices
+from .guest import check_container, read_guest
+from .inside import read_inside
 from .systemd import has_systemd, read_unit
 
 SCAN_DEADLINE_S = 30.0
@@ -31,7 +35,10 @@ DEFAULT_PORT = 30000
 
 @dataclass(frozen=True)
 class LookOptions:
-    """How to look: which GPUs, with which deadline and roots, and whom the operator protects."""
+    """How to look: which GPUs, with which deadline and roots, and whom the operator protects.
+
+    ``container``: look from the node at this LXC container. ``baseline_names``: GPUs that have a baseline.
+    """
 
     devices: tuple[str, ...] = ()
     expected_gpus: t.Optional[int] = None
@@ -40,7 +47,9 @@ class LookOptions:
     proc: str = "/proc"
     protect: tuple[str, ...] = ()
     systemctl_deadline_s: float = 10.0
-    extra: t.Mapping[str, t.Any] = field(default_factory=dict)
+    container: t.Optional[str] = None
+    baseline_names: tuple[str, ...] = ()
+    sys: str = "/sys"
 
     @property
     def without_gpus(self) -> bool:
@@ -56,16 +65,19 @@ def look(options: LookOptions) -> Snapshot:
 
     Raises:
         UnknownDevice: a chosen GPU is not among those that the host shows.
+        CleanSlateError: the processes can't be read, or a container is asked for where none can be seen.
     """
+    if options.container is not None:
+        check_container(options.container, options.proc)
     reading = NO_GPUS if options.without_gpus else nvml.read_gpus(options.nvml_deadline_s, options.proc)
     return look_with(options, reading)
 
 
 def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
     """Like look, with a reading of the GPUs that was taken before."""
-    processes, scan, leaders = bounded_view(options)
+    processes, scan, leaders, guest = bounded_view(options)
     gpus = reading.gpus or ()
-    chosen = () if options.without_gpus or reading.gpus is None else choose_gpus(gpus, options.devices)
+    chosen = () if options.without_gpus or reading.gpus is None else _choose(gpus, options, guest)
     units = {pid: unit for pid, one in processes.items() if (unit := unit_of(one) or user_unit_of(one))}
     own = own_pids(processes)
     holders = {
@@ -83,10 +95,19 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
         own_pids=own,
         boot_id=procfs.read_boot_id(options.proc),
         own_container=container_of(me) if me else None,
+        own_guest=guest_of(me) if me else None,
+        guest=guest,
     )
 
 
-View = tuple[dict[int, Process], DeviceScan, tuple[Leader, ...]]
+def _choose(gpus: tuple[Gpu, ...], options: LookOptions, guest: t.Optional[Guest]) -> tuple[Gpu, ...]:
+    if guest is None:
+        return choose_gpus(gpus, options.devices)
+    refuse_indices("baselines", options.baseline_names, gpus, guest)
+    return choose_for_guest(gpus, options.devices, guest)
+
+
+View = tuple[dict[int, Process], DeviceScan, tuple[Leader, ...], t.Optional[Guest]]
 
 
 def bounded_view(options: LookOptions) -> View:
@@ -110,7 +131,10 @@ def bounded_view(options: LookOptions) -> View:
 def _view(options: LookOptions) -> View:
     processes = procfs.read_processes(options.proc)
     scan = scan_devices(processes, options.proc, options.device_major)
-    return processes, scan, find_leaders(processes, options)
+    guest = None
+    if options.container is not None:
+        guest = read_guest(options.container, processes, options.device_major, options.proc, options.sys)
+    return processes, scan, find_leaders(processes, options, guest), guest
 
 
 def still_listed(reading: GpuReading, then: t.Mapping[int, Process], proc: str = "/proc") -> GpuReading:
@@ -155,23 +179,42 @@ def own_pids(processes: t.Mapping[int, Process]) -> frozenset[int]:
     return frozenset([os.getpid(), *procfs.ancestors(os.getpid(), processes)])
 
 
-def find_leaders(processes: t.Mapping[int, Process], options: LookOptions) -> tuple[Leader, ...]:
-    """All SGLang launchers, with their port as launched and their unit as systemd knows it."""
+def find_leaders(
+    processes: t.Mapping[int, Process], options: LookOptions, guest: t.Optional[Guest] = None
+) -> tuple[Leader, ...]:
+    """All SGLang launchers, with their port as launched and their unit as systemd knows it; in a container that is
+    looked at from outside, as its cgroup tells it. Our systemd knows nothing of a container's unit of the same name.
+    """
     systemd = options.proc == "/proc" and has_systemd()
+    me = processes.get(os.getpid())
+    own_guest = guest_of(me) if me else None
     units: dict[str, t.Optional[Unit]] = {}
     result = []
     for process in processes.values():
         if process.dead or not is_leader(process.argv):
             continue
         name = unit_of(process)
-        if name is not None and systemd and name not in units:
+        if guest is not None and process.pid in guest.members:
+            below = descendants(process.pid, processes)
+            unit = guest_unit(process, processes, guest.inits, below)
+            result.append(_leader(process, unit, None, options, guest.init_pid or guest.root_pid))
+            continue
+        ours = guest_of(process) == own_guest
+        if name is not None and systemd and ours and name not in units:
             units[name] = read_unit(name, options.systemctl_deadline_s)
-        unit = units.get(name) if name else None
+        unit = units.get(name) if name and ours else None
         result.append(_leader(process, unit, wrapper_pid(process, unit, processes), options))
     return tuple(result)
 
 
-def _leader(process: Process, unit: t.Optional[Unit], wrapper: t.Optional[int], options: LookOptions) -> Leader:
+def _leader(
+    process: Process,
+    unit: t.Optional[Unit],
+    wrapper: t.Optional[int],
+    options: LookOptions,
+    network_of: t.Optional[int] = None,
+) -> Leader:
+    """``network_of``: whose network namespace the wanted ports are in; None: ours."""
     launched = launched_flags(process.argv, _config_reader(process, options.proc))
     flags = launched.flags if launched else {}
     environment = procfs.read_environment(process.pid, options.proc) or {}
@@ -183,7 +226,7 @@ def _leader(process: Process, unit: t.Optional[Unit], wrapper: t.Optional[int], 
         process=process,
         port=int(port) if re.fullmatch(r"[0-9]{1,5}", str(port)) else None,
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
-        same_network=_same_network(process.pid, options.proc),
+        same_network=_same_network(process.pid, options.proc, "self" if network_of is None else str(network_of)),
         unit=unit,
         container=container_of(process),
         pinned_gb_by_flags=_pinned_by_flags(flags),
@@ -231,7 +274,7 @@ def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
 def _config_reader(process: Process, proc: str) -> t.Callable[[str], t.Optional[str]]:
     def read(path: str) -> t.Optional[str]:
         absolute = path if path.startswith("/") else f"{_cwd(process.pid, proc)}/{path}"
-        return procfs.read_regular(f"{proc}/{process.pid}/root{absolute}")
+        return read_inside(process.pid, absolute, proc)
 
     return read
 
@@ -243,8 +286,8 @@ def _cwd(pid: int, proc: str) -> str:
         return ""
 
 
-def _same_network(pid: int, proc: str) -> t.Optional[bool]:
+def _same_network(pid: int, proc: str, other: str) -> t.Optional[bool]:
     try:
-        return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
+        return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/{other}/ns/net")
     except OSError:
         return None

@@ -20,6 +20,7 @@ import typing as t
 from dataclasses import dataclass
 
 from ..model import CgroupLimit, HostMemory, Process
+from .cgroupfs import GUEST_PARENTS, CgroupMount, parse_mounts
 
 _MIB = 1024 * 1024
 # More than a petabyte in kB is not a size but a wrapped or broken counter.
@@ -152,12 +153,6 @@ def free_table(memory: HostMemory) -> str:
 
 
 @dataclass(frozen=True)
-class _Mount:
-    root: str
-    point: str
-
-
-@dataclass(frozen=True)
 class _Level:
     """One cgroup on the way up. ``limit`` None: this level sets none. ``known`` False: it could not be read."""
 
@@ -167,36 +162,10 @@ class _Level:
     known: bool
 
 
-def _unescape(field: bytes) -> str:
-    r"""mountinfo writes blanks, tabs, newlines and backslashes as \040, \011, \012, \134."""
-    return os.fsdecode(re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match.group(1), 8)]), field))
-
-
-def _rebase(point: str, sys: str) -> t.Optional[str]:
-    """Where a mount point is found when ``sys`` stands for /sys; None where a recorded tree can't hold it."""
-    if point == "/sys" or point.startswith("/sys/"):
-        return sys + point[len("/sys") :]
-    return point if sys == "/sys" else None
-
-
-def _mounts(mountinfo: bytes, sys: str) -> tuple[list[_Mount], list[_Mount]]:
+def _by_version(mounts: t.Sequence[CgroupMount]) -> tuple[list[CgroupMount], list[CgroupMount]]:
     """The cgroup2 mounts, and the cgroup v1 mounts that carry the memory controller."""
-    unified: list[_Mount] = []
-    memory: list[_Mount] = []
-    for line in mountinfo.split(b"\n"):
-        before, separator, after = line.partition(b" - ")
-        left, right = before.split(b" "), after.split(b" ")
-        if not separator or len(left) < 6 or len(right) < 3:
-            continue
-        point = _rebase(_unescape(left[4]), sys)
-        if point is None:
-            continue
-        mount = _Mount(root=_unescape(left[3]), point=point)
-        if right[0] == b"cgroup2":
-            unified.append(mount)
-        elif right[0] == b"cgroup" and b"memory" in right[2].split(b","):
-            memory.append(mount)
-    return unified, memory
+    unified = [mount for mount in mounts if mount.version == 2]
+    return unified, [mount for mount in mounts if mount.version == 1 and "memory" in mount.controllers]
 
 
 def _own_paths(cgroup: bytes) -> tuple[t.Optional[str], t.Optional[str]]:
@@ -213,7 +182,7 @@ def _own_paths(cgroup: bytes) -> tuple[t.Optional[str], t.Optional[str]]:
     return unified, memory
 
 
-def _levels(mount: _Mount, path: str) -> t.Optional[list[str]]:
+def _levels(mount: CgroupMount, path: str) -> t.Optional[list[str]]:
     """Our cgroup's path below the mount and those of its ancestors, ours first, the mount's root (``/``) last.
 
     A bind mount shows one cgroup as its root (Docker with v1: root ``/docker/ID``). None: our cgroup lies outside of
@@ -294,7 +263,7 @@ def read_cgroup_limit(proc: str = "/proc", sys: str = "/sys") -> CgroupLimit:
     if membership is None or mountinfo is None:
         return CgroupLimit(None, None, None, None, None, readable=False)
     unified_path, memory_path = _own_paths(membership)
-    unified_mounts, memory_mounts = _mounts(mountinfo, sys)
+    unified_mounts, memory_mounts = _by_version(parse_mounts(mountinfo, sys))
     if memory_path is not None:
         version, path, mounts = 1, memory_path, memory_mounts
     elif unified_path is not None:
@@ -305,7 +274,23 @@ def read_cgroup_limit(proc: str = "/proc", sys: str = "/sys") -> CgroupLimit:
     return _tightest(version, path, mounts)
 
 
-def _tightest(version: int, path: str, mounts: t.Sequence[_Mount]) -> CgroupLimit:
+def read_guest_limit(vmid: str, proc: str = "/proc", sys: str = "/sys") -> CgroupLimit:
+    """The memory limit that binds an LXC container of this node, of all levels from its own cgroup up."""
+    mountinfo = _read(os.path.join(proc, "self", "mountinfo"))
+    if mountinfo is None:
+        return CgroupLimit(None, None, None, None, None, readable=False)
+    unified, memory = _by_version(parse_mounts(mountinfo, sys))
+    for version, mounts in ((1, memory), (2, unified)):
+        for parent in GUEST_PARENTS:
+            path = f"/{parent}/{vmid}"
+            for mount in mounts:
+                names = _levels(mount, path)
+                if names is not None and _is_directory(mount.point + names[0]):
+                    return _least_headroom(version, path, mount, names)
+    return CgroupLimit(None, None, None, None, None, readable=False)
+
+
+def _tightest(version: int, path: str, mounts: t.Sequence[CgroupMount]) -> CgroupLimit:
     for mount in mounts:
         names = _levels(mount, path)
         if names is not None and _is_directory(mount.point + names[0]):
@@ -325,7 +310,7 @@ def _is_directory(path: str) -> bool:
         return False
 
 
-def _least_headroom(version: int, own: str, mount: _Mount, names: t.Sequence[str]) -> CgroupLimit:
+def _least_headroom(version: int, own: str, mount: CgroupMount, names: t.Sequence[str]) -> CgroupLimit:
     levels = [(name, _level(mount.point + name, version)) for name in names]
     known = all(level.known for _name, level in levels)
     limited = [(name, level) for name, level in levels if level.limit is not None]

@@ -41,16 +41,20 @@ _ROW = re.compile(
 _SOCKET = re.compile(r"^socket:\[(\d{1,20})\]$")
 
 
-def read_ports(proc: str = "/proc", ports: t.Sequence[int] = ()) -> t.Optional[tuple[PortUse, ...]]:
+def read_ports(
+    proc: str = "/proc", ports: t.Sequence[int] = (), network_of: t.Optional[int] = None
+) -> t.Optional[tuple[PortUse, ...]]:
     """All TCP sockets whose local port is one of ``ports``, with their owners where those can be seen.
 
     None if the table can't be read or holds a row that can't be understood: then nobody knows whether a port is free. A
-    missing tcp6 is a host without IPv6. /proc is only searched for owners if a socket has one (TIME_WAIT has none).
+    missing tcp6 is a host without IPv6. ``network_of``: the pid in whose network namespace to look; None: in ours.
+    /proc is only searched for owners if a socket has one (TIME_WAIT has none).
     """
     uses: list[PortUse] = []
+    where = "net" if network_of is None else f"{network_of}/net"
     for name in ("tcp", "tcp6"):
         try:
-            with open(os.path.join(proc, "net", name), "rb") as stream:
+            with open(os.path.join(proc, where, name), "rb") as stream:
                 found = parse_table(stream.read(), frozenset(ports))
         except FileNotFoundError:
             if name == "tcp":

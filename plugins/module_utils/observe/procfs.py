@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import stat as modes
 import typing as t
 
 from ..model import Process
@@ -46,30 +45,6 @@ def read_text(path: str, limit: int = 1 << 20) -> t.Optional[str]:
     """Like read_bytes, decoded with replacement: hostile command lines are no reason to stop."""
     data = read_bytes(path, limit)
     return None if data is None else data.decode("utf-8", "replace")
-
-
-def read_regular(path: str, limit: int = 1 << 20) -> t.Optional[str]:
-    """The text of a file that somebody else named, or None where it is none of ours to read: a FIFO would block the
-    reader, and merely opening a device can change its state. So what it is gets looked at before it is opened.
-    """
-    try:
-        seen = os.open(path, os.O_PATH)
-    except (OSError, ValueError):
-        return None
-    try:
-        if not modes.S_ISREG(os.fstat(seen).st_mode):
-            return None
-        # By descriptor, so that nobody can put another file in its place in between.
-        fd = os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    finally:
-        os.close(seen)
-    with os.fdopen(fd, "rb") as stream:
-        try:
-            return stream.read(limit).decode("utf-8", "replace")
-        except OSError:
-            return None
 
 
 def parse_stat(text: str) -> t.Optional[dict[str, t.Any]]:
@@ -156,12 +131,17 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
         exe=_link(f"{base}/exe"),
         threads=threads,
         cgroups=parse_cgroups(read_text(f"{base}/cgroup") or ""),
-        nspid=tuple(int(word) for word in status.get("NSpid", "").split() if word.isdecimal()),
+        nspid=_numbers(status.get("NSpid")),
+        nssid=_numbers(status.get("NSsid")),
         kill_pending=_kill_pending(status),
         rss_shmem_mib=None if rss_shmem_kib is None else rss_shmem_kib // 1024,
         kernel_thread=bool(stat["flags"] & PF_KTHREAD),
         task_states=_task_states(base) if stat["state"] == "Z" and threads > 1 else (),
     )
+
+
+def _numbers(text: t.Optional[str]) -> tuple[int, ...]:
+    return tuple(int(word) for word in (text or "").split() if word.isdecimal())
 
 
 def _kill_pending(status: t.Mapping[str, str]) -> bool:

@@ -39,7 +39,12 @@ def creator_pid(name: str) -> t.Optional[int]:
     return int(next(group for group in match.groups() if group is not None))
 
 
-def read_shm(path: str = "/dev/shm", proc: str = "/proc") -> ShmReading:
+def read_shm(
+    path: str = "/dev/shm",
+    proc: str = "/proc",
+    opener: t.Optional[t.Callable[[], int]] = None,
+    inner: bool = False,
+) -> ShmReading:
     """Read the room and the regular files of ``path`` (and of its directories, one level deep).
 
     ``scan_complete`` is True only if every process that could use a file was looked at: all of this PID namespace, none
@@ -47,19 +52,21 @@ def read_shm(path: str = "/dev/shm", proc: str = "/proc") -> ShmReading:
     pid of another namespace means nothing here. A container that shares our IPC namespace stamps the pid that it sees,
     so a creator lives as well where any process has that pid in its own PID namespace. Never raises; what failed is in
     ``problems``.
+
+    ``opener`` opens the directory where it is a container's; then the pids in names are ``inner`` ones, not ours.
     """
     try:
         # Not through a symbolic link: whoever may write the parent directory must not choose what is read.
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = opener() if opener is not None else os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (OSError, ValueError) as exc:
         return ShmReading(path, None, None, None, None, scan_complete=False, problems=(_problem(f"open {path}", exc),))
     try:
-        return _read_open(path, fd, proc)
+        return _read_open(path, fd, proc, inner)
     finally:
         os.close(fd)
 
 
-def _read_open(path: str, fd: int, proc: str) -> ShmReading:
+def _read_open(path: str, fd: int, proc: str, inner: bool) -> ShmReading:
     problems: list[Problem] = []
     total = free = inodes = None
     try:
@@ -71,7 +78,7 @@ def _read_open(path: str, fd: int, proc: str) -> ShmReading:
         problems.append(_problem(f"statvfs {path}", exc))
     device = os.fstat(fd).st_dev
     found = _list(fd, "", problems)
-    users = _Users(device, found, proc)
+    users = _Users(device, found, proc, inner)
     problems.extend(users.problems)
     files = None
     if found is not None:
@@ -126,8 +133,15 @@ def _problem(call: str, exc: Exception) -> Problem:
 class _Users:
     """One pass over /proc: who maps and who has open which of the files."""
 
-    def __init__(self, device: int, files: t.Optional[t.Mapping[str, os.stat_result]], proc: str) -> None:
+    def __init__(
+        self,
+        device: int,
+        files: t.Optional[t.Mapping[str, os.stat_result]],
+        proc: str,
+        inner: bool = False,
+    ) -> None:
         self._proc = proc
+        self._inner = inner
         self._known: dict[_Inode, set[str]] = {}
         for name, status in (files or {}).items():
             self._known.setdefault((status.st_dev, status.st_ino), set()).add(name)
@@ -216,6 +230,8 @@ class _Users:
         """True: a process of this pid lives. False only where that can be known. A zombie without threads is dead."""
         if pid in self._inner_pids:
             return True
+        if self._inner:  # the pid is one of the container's: ours of the same number are others
+            return False if self.complete else None
         if pid not in self._pids:
             return False if self.complete else None
         current = self._stat(f"{self._proc}/{pid}")

@@ -121,7 +121,7 @@ class World:
             self.now = max(self.now, deadline)
         return ended
 
-    def _stop(self, owner: Owner, _deadline_s: float) -> Asked:
+    def _stop(self, owner: Owner, _deadline_s: float, _attach_deadline_s: float) -> Asked:
         self.log.append(("stop", owner.name))
         if self.stop_works:
             self._end(owner.leader_pid)

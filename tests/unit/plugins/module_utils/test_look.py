@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import look as looking
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.inside import read_inside
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions, look_with
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_regular
 from ansible_collections.cleanslate.sglang.plugins.module_utils.snapshot import Leader, Snapshot, Unit
 from ansible_collections.cleanslate.sglang.tests.harness.proctree import Proc, write_proc
 from ansible_collections.cleanslate.sglang.tests.unit.builders import LEADER
@@ -111,10 +111,10 @@ def test_only_regular_files_are_read_also_through_a_link(tmp_path: Path) -> None
     link.symlink_to(file)
     os.mkfifo(fifo)
     to_fifo.symlink_to(fifo)
-    assert read_regular(str(file)) == read_regular(str(link)) == "abc\ufffd"
-    assert read_regular(str(file), 2) == "ab"
+    assert read_inside(os.getpid(), str(file)) == read_inside(os.getpid(), str(link)) == "abc\ufffd"
+    assert read_inside(os.getpid(), str(file), limit=2) == "ab"
     for other in (fifo, to_fifo, tmp_path, tmp_path / "none", "/dev/zero", "a\0b"):
-        assert read_regular(str(other)) is None
+        assert read_inside(os.getpid(), str(other)) is None
 
 
 def test_a_device_is_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,5 +126,5 @@ def test_a_device_is_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
         return really(path, flags)
 
     monkeypatch.setattr(os, "open", record)
-    assert read_regular("/dev/zero") is None
-    assert opened == [os.O_PATH]
+    assert read_inside(os.getpid(), "/dev/zero") is None
+    assert opened and all(flags & os.O_PATH for flags in opened)

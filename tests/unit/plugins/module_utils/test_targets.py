@@ -65,7 +65,8 @@ def record(**changes: t.Any) -> RecordedLaunch:
         "port": None,
         "program": PYTHON,
     }
-    return RecordedLaunch(**{**values, **changes})
+    values.update(changes)
+    return RecordedLaunch(**{"own_session": values["sid"] == values["pid"], **values})
 
 
 # --- the server asked for ---

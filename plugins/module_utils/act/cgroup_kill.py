@@ -1,0 +1,37 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""cgroup.kill: the kernel kills everybody in a cgroup at once, also those that are forked meanwhile (Linux 5.14, v2).
+"""
+
+from __future__ import annotations
+
+import os
+import typing as t
+
+from ..observe.cgroupfs import directories_of, pids_below, read_mounts
+
+
+def kill_cgroup(path: str, spared: t.Collection[int], proc: str = "/proc") -> t.Optional[str]:
+    """Kill a cgroup that is a server's own. Returns None, or why it was left alone; nobody is left in between.
+
+    ``path``: the cgroup as /proc/PID/cgroup names it. ``spared``: pids that must not go; one of them in it stops us.
+    """
+    mounts = [mount for mount in read_mounts(proc) or () if mount.version == 2]
+    directories = directories_of(path, mounts)
+    if not directories:
+        return f"{path} is in no cgroup v2 hierarchy here"
+    if not os.path.exists(f"{directories[0]}/cgroup.kill"):
+        return "this kernel has no cgroup.kill (Linux 5.14 has)"
+    pids = pids_below(directories[0])
+    if pids is None:
+        return f"who is in {path} can't be read"
+    kept = sorted(pids & set(spared))
+    if kept:
+        return f"pid {', '.join(map(str, kept[:4]))} in {path} must be left alone"
+    try:
+        with open(f"{directories[0]}/cgroup.kill", "w", encoding="ascii") as stream:
+            stream.write("1")
+    except OSError as exc:
+        return f"{directories[0]}/cgroup.kill: {exc.strerror}"
+    return None
