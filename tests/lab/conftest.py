@@ -1,7 +1,10 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of the lab: a fresh container for every test (it boots in two seconds), with two simulated GPUs."""
+"""Fixtures of the lab: a fresh container for every test (it boots in two seconds), with two simulated GPUs.
+
+Tests of a Proxmox node take ``node``, and ``pair`` or containers of their own choice by ``node.guest(...)``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.tests.lab.containers import Container, Lab, why_not
 from ansible_collections.cleanslate.sglang.tests.lab.gpus import Gpus, simulated_gpus
+from ansible_collections.cleanslate.sglang.tests.lab.node import Guest, Node
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +38,17 @@ def gpus(box: Container) -> t.Iterator[Gpus]:
     """The box's two GPUs."""
     with simulated_gpus(box) as made:
         yield made
+
+
+@pytest.fixture
+def node(lab: Lab) -> t.Iterator[Node]:
+    """This machine as a Proxmox node with two GPUs."""
+    with Node(lab) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(node: Node) -> t.Iterator[tuple[Guest, Guest]]:
+    """Containers 129 and 130 of the node, both with all of its GPUs."""
+    with node.guest(numbers=[129]) as first, node.guest(numbers=[130]) as second:
+        yield first, second

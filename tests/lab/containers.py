@@ -36,6 +36,8 @@ from pathlib import Path
 
 from ..harness.command import Completed, run_command
 from ..harness.waiting import wait_for
+from .idmap import IDS, mount_idmapped, shift_ids
+from .leftovers import detach_loops_below, end_node_processes, unmount_below
 from .rootfs import PYTHON, SGLANG_PYTHON, LabError, populate, system_python_problem
 
 BRIDGE = "csbr0"
@@ -47,6 +49,8 @@ BOOT_DEADLINE_S = 60
 STOP_DEADLINE_S = 40
 STEP_DEADLINE_S = 30
 CAP_SYS_ADMIN = 21
+# Where an unprivileged container's ids begin outside, as on Proxmox.
+IDS_BASE = 100000
 CONFIG = """\
 lxc.rootfs.path = dir:{root}
 lxc.uts.name = {name}
@@ -65,6 +69,16 @@ lxc.net.0.flags = up
 lxc.net.0.ipv4.address = {address}/24
 lxc.mount.entry = tmpfs dev/shm tmpfs rw,nosuid,nodev,size=256m,create=dir 0 0
 lxc.mount.entry = tmpfs tmp tmpfs rw,nosuid,nodev,mode=1777 0 0
+"""
+# After lxc.cap.drop: the included file gives a user namespace all capabilities of its own.
+CONFIG_UNPRIVILEGED = f"""\
+lxc.include = /usr/share/lxc/config/userns.conf
+lxc.idmap = u 0 {IDS_BASE} {IDS}
+lxc.idmap = g 0 {IDS_BASE} {IDS}
+"""
+# lxc-start asks /etc/subuid even when root starts it; the machine's own stays as it is.
+START_UNPRIVILEGED = """\
+mount --bind "$1" /etc/subuid && mount --bind "$1" /etc/subgid && shift && exec "$@"
 """
 
 
@@ -116,9 +130,10 @@ class Seen:
 class Container:
     """A running container. Paths and pids are those inside, unless their name says ``outer``."""
 
-    def __init__(self, lab: Lab, number: int, lock: int) -> None:
+    def __init__(self, lab: Lab, number: int, lock: int, *, unprivileged: bool = False) -> None:
         self.lab = lab
         self.number = number
+        self.unprivileged = unprivileged
         self.name = f"gpu{number}"
         self.address = f"{NETWORK}.{number}"
         self.directory = lab.lxc / str(number)
@@ -128,20 +143,51 @@ class Container:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Mount, fill, boot, and wait until systemd is up and sshd answers."""
+    def make(self, mounts: t.Iterable[str] = ()) -> None:
+        """Its root file system and its configuration, with ``mounts`` as further lxc.mount.entry lines."""
         for part in ("upper", "work", "merged"):
             (self.directory / part).mkdir(parents=True)
-        options = f"lowerdir=/,upperdir={self.directory}/upper,workdir={self.directory}/work"
-        _run("mount", "-t", "overlay", "overlay", "-o", options, str(self.merged))
+        self._mount()
         self.host_key = populate(self.merged, self.name, self.lab.key.with_suffix(".pub"))
+        if self.unprivileged:
+            # An overlay's upper layer may only change while it is not mounted.
+            _run("umount", str(self.merged))
+            shift_ids(self.directory / "upper", IDS_BASE)
+            self._mount()
+            for path in (self.lab.base, self.lab.directory, self.lab.lxc, self.directory):
+                path.chmod(0o711)
         config = CONFIG.format(
             root=self.merged, name=self.name, number=self.number, bridge=BRIDGE, address=self.address
         )
+        config += CONFIG_UNPRIVILEGED if self.unprivileged else ""
+        config += "".join(f"lxc.mount.entry = {entry}\n" for entry in mounts)
         (self.directory / "config").write_text(config)
         self.lab.write_known_hosts()
+
+    def _mount(self) -> None:
+        lower = self.lab.idmapped_root() if self.unprivileged else Path("/")
+        options = f"lowerdir={lower},upperdir={self.directory}/upper,workdir={self.directory}/work"
+        _run("mount", "-t", "overlay", "overlay", "-o", options, str(self.merged))
+
+    @property
+    def start_argv(self) -> list[str]:
+        """The command that starts it, and returns once it runs."""
         log = str(self.directory / "lxc.log")
-        _run("lxc-start", *self._which(), "--daemon", "--logfile", log, "--logpriority", "INFO")
+        start = ["lxc-start", *self._which(), "--daemon", "--logfile", log, "--logpriority", "INFO"]
+        if not self.unprivileged:
+            return start
+        ids = self.lab.directory / "subid"
+        ids.write_text(f"root:{IDS_BASE}:{IDS}\n")
+        words = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", START_UNPRIVILEGED, "sh", str(ids)]
+        return [*words, *start]
+
+    def start(self) -> None:
+        """Boot, and wait until systemd is up and sshd answers."""
+        _run(*self.start_argv)
+        self.wait_booted()
+
+    def wait_booted(self) -> None:
+        """Until systemd is up and sshd answers."""
         wait_for(f"{self.name} booted", self._booted, BOOT_DEADLINE_S)
         wait_for(f"sshd of {self.name} answers", lambda: self.ssh(["true"], 10).rc == 0, BOOT_DEADLINE_S)
 
@@ -245,6 +291,8 @@ class Lab:
         self.key = self.directory / "key"
         self.known_hosts = self.directory / "known_hosts"
         self.containers: list[Container] = []
+        # Hosts of a run that are no containers: what known_hosts calls them, and their keys.
+        self.other_hosts: dict[str, str] = {}
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.key))
         self.write_known_hosts()
         atexit.register(self.close)
@@ -265,13 +313,25 @@ class Lab:
         )
         return "-F /dev/null " + " ".join(f"-o {setting}" for setting in settings)
 
-    def container(self) -> Container:
-        """A new container, booted. Waits for a free slot; LabError where none gets free."""
-        number, lock = _take_slot(self.base)
-        container = Container(self, number, lock)
+    def container(
+        self,
+        *,
+        numbers: t.Sequence[int] = NUMBERS,
+        unprivileged: bool = False,
+        prepare: t.Callable[[Container], t.Iterable[str]] | None = None,
+    ) -> Container:
+        """A new container, booted. Waits for a free slot of ``numbers``; LabError where none gets free.
+
+        Who wants several at once takes them in ascending order, or two such runs wait for each other. ``prepare`` is
+        called before the container is made and returns further lxc.mount.entry lines for it.
+        """
+        number, lock = _take_slot(self.base, numbers)
+        container = Container(self, number, lock, unprivileged=unprivileged)
         self.containers.append(container)
         try:
             make_bridge(self.base)
+            container.directory.mkdir()
+            container.make(prepare(container) if prepare is not None else ())
             container.start()
         except BaseException:
             container.close()
@@ -280,7 +340,16 @@ class Lab:
 
     def write_known_hosts(self) -> None:
         lines = [f"{one.address} {one.host_key}\n" for one in self.containers if one.host_key]
+        lines += [f"{name} {key}\n" for name, key in self.other_hosts.items()]
         self.known_hosts.write_text("".join(lines))
+
+    def idmapped_root(self) -> Path:
+        """The machine's root file system, read only, as unprivileged containers see its ids."""
+        mounted = self.directory / "idroot"
+        if not mounted.exists():
+            mounted.mkdir()
+            mount_idmapped(Path("/"), mounted, IDS_BASE)
+        return mounted
 
     def forget(self, container: Container) -> None:
         if container in self.containers:
@@ -337,6 +406,9 @@ def remove_run(directory: Path) -> None:
     lxc = directory / "lxc"
     for container in sorted(lxc.iterdir()) if lxc.is_dir() else ():
         remove_container(lxc, int(container.name))
+    end_node_processes(directory / "node")
+    unmount_below(directory)
+    detach_loops_below(directory)
     shutil.rmtree(directory)
 
 
@@ -395,16 +467,16 @@ def _base_lock(base: Path) -> t.Iterator[None]:
         os.close(lock)
 
 
-def _take_slot(base: Path) -> tuple[int, int]:
+def _take_slot(base: Path, numbers: t.Sequence[int]) -> tuple[int, int]:
     end = time.monotonic() + SLOT_DEADLINE_S
     for attempt in itertools.count():
-        for number in NUMBERS:
+        for number in numbers:
             with contextlib.suppress(BlockingIOError):
                 return number, _locked(base / f"slot-{number}")
         if time.monotonic() > end:
             break
         if attempt % 60 == 0:
-            print(f"lab: waiting for one of {len(NUMBERS)} container slots", file=sys.stderr, flush=True)
+            print(f"lab: waiting for one of {len(numbers)} container slots", file=sys.stderr, flush=True)
         time.sleep(0.5)
     raise LabError(f"no container slot got free within {SLOT_DEADLINE_S} s ({base}/slot-*)")
 
