@@ -11,6 +11,7 @@ even where the command that stopped it hung; one that did not end is not: what i
 from __future__ import annotations
 
 import functools
+import re
 import time
 import typing as t
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from ..decide.ports import program_of
 from ..errors import CleanSlateError
 from ..model import Process, Reason
-from ..observe.procfs import read_identity, read_process, read_wchan
+from ..observe.procfs import read_identity, read_process, read_processes, read_wchan
 from ..observe.pve import read_status
 from ..spawn import Completed, fetch_bounded, run_bounded
 
@@ -28,6 +29,9 @@ RETRY_PAUSE_S = 1.0
 READ_S = 5.0
 STATUS_S = 10.0
 START_TRIES = 2
+CONTENDED_TRIES = 10
+# Another pct holds the container's lock file at this moment; a lock in its configuration reads "CT is locked (backup)".
+CONTENDED = re.compile(r"can't lock file|got timeout", re.IGNORECASE)
 
 Members = t.Callable[[], t.Optional[t.Sequence[int]]]
 Row = t.Mapping[str, t.Any]
@@ -95,9 +99,10 @@ class _Restart:
         """Stop it; True where all of it has ended."""
         end = time.monotonic() + deadline_s
         done = self.command("stop", deadline_s)
-        if not done.ok:
-            end = time.monotonic() + AFTER_S
-        left = self._wait_until_empty(max(end, time.monotonic() + AFTER_S))
+        soon = time.monotonic() + AFTER_S
+        left = self._wait_until_empty(max(end, soon) if done.ok else soon)
+        if left and end > time.monotonic() and any(one.process.kill_pending for one in self._find_blockers(left)):
+            left = self._wait_until_empty(end)  # pct gave up, yet they were killed: they get the time that is left
         if left is None and read_status(self.vmid, STATUS_S, self.pct).state == "stopped":
             return True  # its cgroup can't be read, but its monitor is gone
         if left is None:
@@ -119,19 +124,18 @@ class _Restart:
             time.sleep(POLL_S)
 
     def _explain_stop(self, done: Completed, left: t.Sequence[int], deadline_s: float) -> None:
-        if done.error is not None or (done.rc not in (0, None)):
+        blockers = self._find_blockers(left)
+        refused = done.error is not None or done.rc not in (0, None)
+        if refused and not any(one.process.kill_pending for one in blockers):
             text = f"container {self.vmid} was not stopped and still runs: pct stop: {_words(done, deadline_s)}"
             self.reason("container_stop_failed", text)
             return
-        named = ""
-        try:
-            self.blockers = find_blockers(left, self.proc)
-        except CleanSlateError as error:
-            named = str(error)
-        rows = (f"pid {one.process.pid} ({program_of(one.process)}): {one.why}" for one in self.blockers[:6])
-        named = "; ".join(rows) or named
+        self.blockers = blockers
+        rows = (f"pid {one.process.pid} ({program_of(one.process)}): {one.why}" for one in blockers[:6])
+        named = "; ".join(rows) or self.trouble
         more = f" and {len(self.blockers) - 6} more" if len(self.blockers) > 6 else ""
         hung = "pct stop gave no answer and " if done.timed_out else ""
+        hung = f"pct stop failed ({_words(done, deadline_s)}) and " if refused else hung
         text = (
             f"{hung}container {self.vmid} did not end within {deadline_s:g} s: {named or 'its processes come and go'}"
             f"{more}. It was not started again. Free what they wait on, then `pct stop {self.vmid}` and `pct start "
@@ -141,20 +145,39 @@ class _Restart:
 
     def start(self, deadline_s: float) -> bool:
         """Start it, trying twice; True where it runs."""
-        words = []
-        for attempt in range(START_TRIES):
-            if attempt:
+        words: list[str] = []
+        end = time.monotonic() + START_TRIES * deadline_s
+        contended = False
+        while len(words) < START_TRIES or (contended and len(words) < CONTENDED_TRIES and time.monotonic() < end):
+            if words:
                 time.sleep(self.retry_pause_s)
-            done = self.command("start", deadline_s)
+            done = self.command("start", min(deadline_s, max(1.0, end - time.monotonic())))
             if self._runs(done):
                 return True
             words.append(_words(done, deadline_s))
+            contended = bool(CONTENDED.search(done.stderr + done.stdout))
         text = (
             f"container {self.vmid} is stopped now and did not start again: pct start: "
-            f"{' / '.join(dict.fromkeys(words))}. Start it by hand: pct start {self.vmid}"
+            f"{' / '.join(dict.fromkeys(words))}{self._tasks_in_the_way()}. Start it by hand: pct start {self.vmid}"
         )
         self.reason("container_start_failed", text)
         return False
+
+    def _tasks_in_the_way(self) -> str:
+        """Proxmox's workers for this container, for people: one of a ``pct`` that hung has a session of its own, so it
+        outlives that ``pct`` and may keep the lock. It is not ours to end.
+        """
+        called = fetch_bounded(lambda: find_tasks(self.vmid, self.proc), READ_S)
+        tasks = t.cast("list[tuple[int, str]]", called.value) if called.ok else []
+        named = ", ".join(f"pid {pid} (task {kind})" for pid, kind in tasks)
+        return f". Still at work for it, perhaps with its lock: {named}" if named else ""
+
+    def _find_blockers(self, pids: t.Sequence[int]) -> tuple[Blocker, ...]:
+        try:
+            return find_blockers(pids, self.proc)
+        except CleanSlateError as error:
+            self.trouble = str(error)
+            return ()
 
     def _runs(self, done: Completed) -> bool:
         """Whether it runs. A command that failed or hung may have started it all the same: then pct has to say so."""
@@ -201,6 +224,13 @@ def restart_container(
         started = run.start(start_deadline_s)
     seconds = round(time.monotonic() - began, 3)
     return GuestOutcome(vmid, stopped, started, tuple(run.steps), run.blockers, tuple(run.reasons), seconds)
+
+
+def find_tasks(vmid: str, proc: str = "/proc") -> list[tuple[int, str]]:
+    """Pid and kind (vzstop, vzstart, ...) of the tasks of Proxmox VE that work on this container."""
+    pattern = re.compile(rf"task UPID:[^:]*:(?:[0-9A-Fa-f]+:){{3}}([a-z]+):{re.escape(vmid)}:")
+    found = ((one.pid, pattern.match(one.title)) for one in read_processes(proc).values())
+    return [(pid, match.group(1)) for pid, match in found if match]
 
 
 def find_blockers(pids: t.Sequence[int], proc: str = "/proc") -> tuple[Blocker, ...]:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 import typing as t
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +42,7 @@ class Container:
 
     root: Path
     unknown: bool = False
+    proc: str = "/proc"
     scripts: dict[str, str] = field(default_factory=lambda: {"stop": "end", "start": "boot", "status": STATUS})
 
     def members(self) -> list[int] | None:
@@ -50,7 +53,7 @@ class Container:
         texts = {name: text.replace("{root}", str(self.root)) for name, text in {**self.scripts, **scripts}.items()}
         pct.write_text(PCT.format(root=self.root, **texts))
         pct.chmod(0o755)
-        return restart_container("129", stop_s, start_s, self.members, str(pct), retry_pause_s=0)
+        return restart_container("129", stop_s, start_s, self.members, str(pct), self.proc, retry_pause_s=0)
 
     def log(self) -> list[str]:
         path = self.root / "log"
@@ -136,32 +139,62 @@ def test_a_stop_that_hangs_with_its_container(container: Container, stuck: int) 
     assert [one.process.pid for one in outcome.blockers] == [stuck]
 
 
-def test_a_blocker_with_a_kill_pending_says_so(container: Container, stuck: int, tmp_path: Path) -> None:
-    proc = tmp_path / "proc"
-    (proc / str(stuck)).mkdir(parents=True)
+def recorded(container: Container, pid: int, comm: str, status: str = "", cmdline: str = "") -> Path:
+    """A process of a recorded /proc, in state D."""
+    base = container.root / "proc" / str(pid)
+    base.mkdir(parents=True)
     fields = " ".join(["D", "1", "7", "7", *["0"] * 13, "1", "0", "99"])
-    (proc / str(stuck) / "stat").write_text(f"{stuck} (sglang::schedul) {fields}\n")
-    (proc / str(stuck) / "status").write_text("SigPnd:\t0000000000000100\n")
-    (proc / str(stuck) / "wchan").write_text("fuse_wait_answer")
-    (one,) = guest.find_blockers([stuck], str(proc))
+    (base / "stat").write_text(f"{pid} ({comm}) {fields}\n")
+    (base / "status").write_text(status)
+    (base / "cmdline").write_text(cmdline)
+    (base / "wchan").write_text("fuse_wait_answer")
+    container.proc = str(base.parent)
+    return base
+
+
+PENDING = "SigPnd:\t0000000000000100\n"
+
+
+@pytest.mark.parametrize("stop", [":", "exec sleep 600", 'echo "lxc-stop: timeout" >&2; exit 1'])
+def test_a_member_that_was_killed_and_does_not_end_is_named_whatever_pct_says(container: Container, stop: str) -> None:
+    recorded(container, 4711, "sglang::schedul", PENDING)
+    outcome = container.restart(stop_s=SHORT_S, stop=stop)
+    assert (outcome.stopped, outcome.started, codes(outcome)) == (False, False, ["container_stop_hung"])
+    (one,) = outcome.blockers
     assert (one.process.comm, one.why, one.wchan) == (
         "sglang::schedul",
         "state D, SIGKILL pending, waits in fuse_wait_answer",
         "fuse_wait_answer",
     )
+    text = outcome.reasons[0].message
+    assert "pid 4711 ([sglang::schedul]): state D, SIGKILL pending, waits in fuse_wait_answer" in text
+    assert ("exit 1: lxc-stop: timeout" in text) == ("exit 1" in stop)
+
+
+def test_after_a_refusal_those_that_were_killed_get_the_time_that_is_left(container: Container) -> None:
+    recorded(container, 4711, "python3", PENDING)
+    container.restart(stop_s=SHORT_S, stop="exit 1")  # writes the script
+    gone = time.monotonic() + 2 * guest.AFTER_S
+
+    def members() -> list[int]:
+        if container.log()[1:] == ["stop 129", "start 129"]:
+            return [1]
+        return [4711] if time.monotonic() < gone else []
+
+    pct = str(container.root / "pct")
+    outcome = restart_container("129", GENEROUS_S, GENEROUS_S, members, pct, container.proc)
+    assert (outcome.stopped, outcome.started, outcome.reasons) == (True, True, ())
 
 
 def test_a_locked_command_line_does_not_keep_a_blocker_from_being_named(
-    stuck: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guest, "READ_S", SHORT_S)
-    proc = tmp_path / "proc"
-    (proc / str(stuck)).mkdir(parents=True)
-    fields = " ".join(["D", "1", "7", "7", *["0"] * 13, "1", "0", "99"])
-    (proc / str(stuck) / "stat").write_text(f"{stuck} (python3) {fields}\n")
-    subprocess.run(["mkfifo", str(proc / str(stuck) / "cmdline")], check=True)
-    (one,) = guest.find_blockers([stuck], str(proc))
-    assert (one.process.comm, one.process.argv, one.why) == ("python3", (), "state D")
+    base = recorded(container, 4711, "python3")
+    (base / "cmdline").unlink()
+    os.mkfifo(base / "cmdline")  # whoever opens it waits
+    (one,) = guest.find_blockers([4711], container.proc)
+    assert (one.process.comm, one.process.argv, one.why) == ("python3", (), "state D, waits in fuse_wait_answer")
 
 
 def test_a_stop_that_is_refused_starts_nothing_and_says_why(container: Container) -> None:
@@ -197,6 +230,25 @@ def test_a_start_that_fails_twice_leaves_it_down_and_says_how_to_start_it(contai
     assert "container 129 is stopped now" in text
     assert "exit 1: no space left on device" in text
     assert text.endswith("Start it by hand: pct start 129")
+
+
+LOCKED = "can't lock file '/run/lock/lxc/pve-config-129.lock' - got timeout"
+
+
+def test_a_start_waits_for_a_lock_that_the_hung_stop_left(container: Container) -> None:
+    outcome = container.restart(start=f'if [ $tries -lt 5 ]; then echo "{LOCKED}" >&2; exit 255; fi; boot')
+    assert rows(outcome)[1:] == [("pct start", "refused")] * 4 + [("pct start", "accepted")]
+    assert (outcome.started, outcome.reasons) == (True, ())
+
+
+def test_a_lock_that_stays_is_given_up_and_its_task_is_named(container: Container) -> None:
+    recorded(container, 77, "task", cmdline="task UPID:pve1:0000004D:0001E240:6565B2C1:vzstop:129:root@pam:\0")
+    recorded(container, 78, "task", cmdline="task UPID:pve1:0000004E:0001E240:6565B2C1:vzstop:1290:root@pam:\0")
+    outcome = container.restart(start=f'echo "{LOCKED}" >&2; exit 255')
+    assert len(outcome.steps) == 1 + guest.CONTENDED_TRIES
+    assert (outcome.stopped, outcome.started, codes(outcome)) == (True, False, ["container_start_failed"])
+    text = outcome.reasons[0].message
+    assert "perhaps with its lock: pid 77 (task vzstop). Start it by hand" in text
 
 
 def test_a_start_that_claims_success_without_a_process_is_none(container: Container) -> None:
