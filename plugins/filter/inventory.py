@@ -32,7 +32,7 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
                 unreadable.append(f"{host}: {name}: {_cause(error)}")
         # A host with an unreadable variable would be said to lack it.
         if len(unreadable) == before:
-            problems += inventory.host_problems(host, names, values, needs_servers)
+            problems += inventory.host_problems(host, names, values, needs_servers, list(hostvars))
     if any(problem.endswith(" is undefined") for problem in unreadable):
         unreadable.append(
             "define what is undefined in the inventory, and keys in its vault, as in "

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.parsing.convert_bool import boolean
 
 from ..module_utils.decide.clean import DRIVER_CODES
 
@@ -202,15 +203,27 @@ def _twice(host: str, servers: t.Sequence[t.Mapping[str, t.Any]], key: str) -> l
     ]
 
 
-def host_problems(host: str, names: t.Iterable[str], values: t.Mapping[str, t.Any], needs_servers: bool) -> list[str]:
-    """What is wrong with the variables of one host. ``names``: all its variables; ``values``: those named sglang_*."""
+def host_problems(
+    host: str,
+    names: t.Iterable[str],
+    values: t.Mapping[str, t.Any],
+    needs_servers: bool,
+    known_hosts: t.Collection[str] = (),
+) -> list[str]:
+    """What is wrong with the variables of one host. ``names``: all its variables; ``values``: those named sglang_*.
+
+    ``known_hosts``: all hosts of the inventory, since a container may name one of them as its node.
+    """
     options = host_options()
     ours = sorted(name for name in names if name.startswith("sglang_"))
     problems = _unknown_keys(host, ours, options, "variable")
     servers = values.get("sglang_servers")
-    plain = {name: value for name, value in values.items() if name in options and name != "sglang_servers"}
-    spec = {name: option for name, option in options.items() if name != "sglang_servers"}
+    # Servers and the container's number have checks of their own below, with clearer words.
+    apart = ("sglang_servers", "sglang_vmid")
+    plain = {name: value for name, value in values.items() if name in options and name not in apart}
+    spec = {name: option for name, option in options.items() if name not in apart}
     problems += [f"{host}: {message}" for message in ArgumentSpecValidator(spec).validate(_given(plain)).error_messages]
+    problems += container_problems(host, values, known_hosts)
     if servers is None:
         return [*problems, f"{host}: sglang_servers is missing"] if needs_servers else problems
     if not isinstance(servers, (list, tuple)) or not all(isinstance(server, t.Mapping) for server in servers):
@@ -227,6 +240,116 @@ def host_problems(host: str, names: t.Iterable[str], values: t.Mapping[str, t.An
     for key in ("name", "port", "unit"):
         problems += _twice(host, merged, key)
     return [redact(problem, secrets) for problem in problems]
+
+
+VMIDS = range(100, 1_000_000_000)
+# Rungs that only the Proxmox node can climb. Each asks for a confirmation on the command line.
+NODE_RUNGS = ("container_stop", "gpu_reset")
+DEFAULT_RUNGS = ("drain", "stop", "term", "kill", "holders")
+
+
+def _said(value: t.Any) -> bool:
+    return value is not None and str(value).strip() != ""
+
+
+def node_of(values: t.Mapping[str, t.Any]) -> str:
+    """The Proxmox node that may be asked and may act for this host; empty where none is named or it must not."""
+    node = values.get("sglang_proxmox_host")
+    if not _said(node) or not _said(values.get("sglang_vmid")):
+        return ""
+    allowed = values.get("sglang_host_rungs")
+    return str(node) if allowed is None or boolean(allowed, strict=False) else ""
+
+
+def container_problems(host: str, values: t.Mapping[str, t.Any], known_hosts: t.Collection[str]) -> list[str]:
+    """What is wrong with how a container names its Proxmox node. ``known_hosts``: all hosts of the inventory."""
+    node, vmid = values.get("sglang_proxmox_host"), values.get("sglang_vmid")
+    allowed = values.get("sglang_host_rungs")
+    problems = []
+    if _said(node) and not _said(vmid):
+        problems.append(
+            f"{host}: sglang_proxmox_host is '{node}', but sglang_vmid is missing: which container is it there?"
+        )
+    if _said(vmid) and not _said(node):
+        problems.append(f"{host}: sglang_vmid is {vmid}, but sglang_proxmox_host is missing: which node is it on?")
+    if _said(vmid) and not (str(vmid).isdecimal() and int(str(vmid)) in VMIDS):
+        problems.append(f"{host}: sglang_vmid is '{vmid}', but must be a number from {VMIDS[0]} to {VMIDS[-1]}")
+    if _said(node) and str(node) == host:
+        problems.append(
+            f"{host}: sglang_proxmox_host is the host itself; name the Proxmox node that its container runs on"
+        )
+    elif _said(node) and str(node) not in known_hosts:
+        advice = nearest(str(node), known_hosts) or "; add it, outside of the group sglang"
+        problems.append(f"{host}: sglang_proxmox_host '{node}' is no host of the inventory{advice}")
+    if not _said(node) and allowed is not None and boolean(allowed, strict=False):
+        problems.append(
+            f"{host}: sglang_host_rungs is true, but no node is named: set sglang_proxmox_host and sglang_vmid"
+        )
+    if node_of(values):
+        problems += _inner_pids(host, values)
+    return problems
+
+
+def _inner_pids(host: str, values: t.Mapping[str, t.Any]) -> list[str]:
+    """Protected pids: seen from the node a process of the container has another one."""
+    servers = values.get("sglang_servers")
+    lists = [values.get("sglang_protect"), (values.get("sglang_server_defaults") or {}).get("protect")]
+    lists += [server.get("protect") for server in servers or [] if isinstance(server, t.Mapping)]
+    pids = sorted(
+        {str(one) for each in lists if isinstance(each, (list, tuple)) for one in each if str(one).isdecimal()}
+    )
+    return (
+        [
+            f"{host}: pid {', '.join(pids)} is protected by its number, which is another one seen from the node "
+            f"{values.get('sglang_proxmox_host')}: protect it by its unit or program"
+        ]
+        if pids
+        else []
+    )
+
+
+def listed(value: t.Any) -> list[str]:
+    """A list, or a text with commas, as a list of texts."""
+    parts = value if isinstance(value, (list, tuple)) else str(value if value is not None else "").split(",")
+    return [str(part).strip() for part in parts if str(part).strip()]
+
+
+def confirmation_problems(
+    host: str, values: t.Mapping[str, t.Any], confirm_container_stop: t.Any = "", confirm_gpu_reset: t.Any = ""
+) -> list[str]:
+    """Confirmations that don't fit this host: a rung that ends a whole container must not be confirmed for another."""
+    stop, reset = listed(confirm_container_stop), listed(confirm_gpu_reset)
+    given = [name for name, value in (("container_stop", stop), ("gpu_reset", reset)) if value]
+    if not given:
+        return []
+    names = " and ".join(f"confirm_{name}" for name in given)
+    if not _said(values.get("sglang_proxmox_host")):
+        return [f"{host}: {names} is given, but no node is named (sglang_proxmox_host), so there is nobody to do it"]
+    if not node_of(values):
+        return [f"{host}: {names} is given, but sglang_host_rungs is false, so the node must not act for this host"]
+    vmid = str(values.get("sglang_vmid"))
+    if stop and stop != [vmid]:
+        return [
+            f"{host}: confirm_container_stop is {', '.join(stop)}, but the container of {host} is {vmid}: "
+            "confirm the one that may be stopped"
+        ]
+    return []
+
+
+def inside_rungs(server: t.Mapping[str, t.Any]) -> list[str]:
+    """The server's rungs without those that only the node can climb."""
+    return [rung for rung in server.get("rungs") or DEFAULT_RUNGS if rung not in NODE_RUNGS]
+
+
+def node_rungs(
+    server: t.Mapping[str, t.Any], confirm_container_stop: t.Any = "", confirm_gpu_reset: t.Any = ""
+) -> list[str]:
+    """The rungs of the node's eviction: the server's, and those that were confirmed on the command line."""
+    rungs = list(server.get("rungs") or DEFAULT_RUNGS)
+    for name, confirmed in (("container_stop", confirm_container_stop), ("gpu_reset", confirm_gpu_reset)):
+        if listed(confirmed) and name not in rungs:
+            rungs.append(name)
+    return rungs
 
 
 def redact(text: str, secrets: t.Iterable[str]) -> str:

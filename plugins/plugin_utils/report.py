@@ -77,7 +77,10 @@ def cut_off(result: t.Any) -> bool:
 
 
 def _reason(reason: t.Any) -> str:
-    return f"{reason.get('message')} [{reason.get('code')}]" if isinstance(reason, t.Mapping) else cell(reason)
+    if not isinstance(reason, t.Mapping):
+        return cell(reason)
+    seen_from = f" (seen from {reason['seen_from']})" if reason.get("seen_from") else ""
+    return f"{reason.get('message')} [{reason.get('code')}]{seen_from}"
 
 
 def reasons(result: t.Any) -> list[str]:
@@ -106,8 +109,10 @@ def who(target: t.Any) -> str:
         or target.get("name")
         or target.get("subject")
     )
-    pid = target.get("pid")
+    pid, inner = target.get("pid"), target.get("inner_pid")
     text = f"pid {pid}" if pid is not None else ""
+    # Seen from the node: the pid inside the container is the one that its own tools show.
+    text += f" ({inner} inside)" if text and inner is not None and inner != pid else ""
     return " ".join(part for part in (text, shortened(name, 48) if name else "") if part) or cell(str(dict(target)))
 
 
@@ -186,7 +191,40 @@ def eviction_lines(teardown: t.Any) -> list[str]:
     if not _ran(teardown):
         return [_label("Evicted") + "not done"]
     verdict = teardown.get("verdict")
-    lines = paragraph(f"{verdict or failure(teardown)}, {cell(_seconds(teardown))} s", _label("Evicted"))
+    took = f", {cell(_seconds(teardown))} s" if verdict or _seconds(teardown) is not None else ""
+    return paragraph(f"{verdict or failure(teardown)}{took}", _label("Evicted")) + _ladder_lines(teardown)
+
+
+def node_lines(teardown: t.Any, node: t.Any) -> list[str]:
+    """What a container's Proxmox node did: its rungs with their seconds, who stayed, and what stood against more."""
+    if not _ran(teardown):
+        return []
+    rungs = [f"{rung.get('rung')} {cell(rung.get('seconds'))} s" for rung in _list(teardown, "rungs")]
+    climbed = f"{', '.join(rungs)}; " if rungs else ""
+    verdict = teardown.get("verdict")
+    took = f", {cell(_seconds(teardown))} s" if verdict or _seconds(teardown) is not None else ""
+    lines = paragraph(f"node {node}: {climbed}{verdict or failure(teardown)}{took}", _label("Escalated"))
+    lines += _container_lines(teardown) + _ladder_lines(teardown)
+    for sentence in reasons(teardown):
+        lines += paragraph(sentence, "- ", indent=_LABEL)
+    return lines
+
+
+def _container_lines(result: Result) -> list[str]:
+    """The container as its node sees it, where that is not simply running."""
+    container = _map(result, "container")
+    state = container.get("state")
+    lines = []
+    if state not in (None, "running"):
+        lines += paragraph(f"container {container.get('vmid')} is {state}", "state: ", indent=_LABEL)
+    for problem in _list(container, "problems"):
+        text = problem.get("message") if isinstance(problem, t.Mapping) else problem
+        lines += paragraph(cell(text), "problem: ", indent=_LABEL)
+    return lines
+
+
+def _ladder_lines(teardown: Result) -> list[str]:
+    lines: list[str] = []
     rows = _rung_rows(teardown)
     if rows:
         columns = [
@@ -197,6 +235,9 @@ def eviction_lines(teardown: t.Any) -> list[str]:
             Column("stayed and why", 60),
         ]
         lines += [" " * _LABEL + line for line in table(columns, rows)]
+    for rung in _list(teardown, "rungs"):
+        if rung.get("note"):
+            lines += paragraph(cell(rung["note"]), f"{rung.get('rung')}: ", indent=_LABEL)
     for each in _list(teardown, "ended"):
         lines += paragraph(f"{who(each)} (rung {cell(each.get('rung'))})", "ended: ", indent=_LABEL)
     pinned = _map(teardown, "pinned")
@@ -222,8 +263,12 @@ def _path(item: t.Any) -> str:
     return f"{name}: {item['why']}" if item.get("why") else name
 
 
-def plan_lines(teardown: t.Any) -> list[str]:
-    """Check mode: who would be asked at which rung."""
+def plan_lines(teardown: t.Any, node: t.Any = None) -> list[str]:
+    """Check mode: who would be asked at which rung, by ``node`` where it is the node's plan."""
+    if node and not _ran(teardown):
+        return []
+    if node:
+        return [_label("Would") + f"then, by node {node}, where that is not enough:", *_node_plan(teardown)]
     if not _ran(teardown):
         return [_label("Would") + "evict: no plan"]
     rows = [
@@ -241,6 +286,26 @@ def plan_lines(teardown: t.Any) -> list[str]:
     return lines
 
 
+def _node_plan(teardown: Result) -> list[str]:
+    """The node's plan below its heading, and what stands against its opt-in rungs."""
+    lines = plan_lines(teardown)
+    for sentence in reasons(teardown):
+        lines += paragraph(sentence, "- ", indent=_LABEL)
+    return lines
+
+
+def _view_lines(clean: Result) -> list[str]:
+    """The verdict of each view that the joint one was made of."""
+    lines: list[str] = []
+    for view in _map(clean, "views").values():
+        if isinstance(view, t.Mapping):
+            said = view.get("verdict") or "no view, it can't be reached"
+            available = view.get("available_mib")
+            more = f", {cell(available)} MiB of host memory available" if available is not None else ""
+            lines += paragraph(f"{said}{more}", f"{view.get('where')}: ", indent=_LABEL)
+    return lines
+
+
 def verdict_lines(clean: t.Any, word: str = "Verdict") -> list[str]:
     """The verdict, its reasons, its warnings and from where it was seen."""
     if not _ran(clean):
@@ -253,6 +318,7 @@ def verdict_lines(clean: t.Any, word: str = "Verdict") -> list[str]:
     seen_from = [text for text in seen_from if text not in summary]
     seen_from += ["GPUs SIMULATED"] if clean.get("simulated") else []
     lines = paragraph(summary + (f" ({', '.join(seen_from)})" if seen_from else ""), _label(word))
+    lines += _view_lines(clean)
     for reason in _list(clean, "reasons"):
         lines += paragraph(_reason(reason), "- ", indent=_LABEL)
     for warning in _list(clean, "warnings_found"):
@@ -324,13 +390,19 @@ def _outcome(results: Result) -> str:
     if _ran(results.get("clean")):
         verdict = _map(results, "clean").get("verdict") or UNKNOWN
         return "FAILED: broken off before the start" if verdict == "clean" else f"FAILED: not clean ({verdict})"
-    if _ran(results.get("teardown")):
+    if _ran(results.get("teardown")) or _ran(results.get("teardown_host")):
         return "FAILED: the eviction did not succeed"
     return "FAILED: nothing was done"
 
 
 def _times(results: Result) -> list[str]:
-    names = (("evict", "teardown"), ("judge", "clean"), ("launch", "launch"), ("prove", "verify"))
+    names = (
+        ("evict", "teardown"),
+        ("node", "teardown_host"),
+        ("judge", "clean"),
+        ("launch", "launch"),
+        ("prove", "verify"),
+    )
     parts = [
         f"{word} {cell(_seconds(results[key]))} s" for word, key in names if _seconds(results.get(key)) is not None
     ]
@@ -342,14 +414,16 @@ def _times(results: Result) -> list[str]:
 def _would_end(results: Result) -> bool:
     """Check mode: whether a real run would meet the same verdict, since there is nobody to evict."""
     verdict = _map(results, "clean").get("verdict")
-    return _map(results, "teardown").get("verdict") == "nothing_to_do" and verdict in ("dirty", "unknown")
+    evictions = [results[key] for key in ("teardown", "teardown_host") if _ran(results.get(key))]
+    nobody = bool(evictions) and all(each.get("verdict") == "nothing_to_do" for each in evictions)
+    return nobody and verdict in ("dirty", "unknown")
 
 
 def relaunch_lines(results: Result) -> list[str]:
     """The summary of one server's relaunch.
 
-    ``results``: host, server, check (bool), left_alone (bool), total_s, and the registered results teardown, clean,
-    launch and verify, each empty where its step did not run.
+    ``results``: host, server, check (bool), left_alone (bool), total_s, and the registered results teardown,
+    teardown_host (with node, the node's name), clean, launch and verify, each empty where its step did not run.
     """
     title = f"{results.get('server')} on {results.get('host')}"
     if results.get("left_alone"):
@@ -358,6 +432,7 @@ def relaunch_lines(results: Result) -> list[str]:
     if results.get("check"):
         lines = [f"{title}: check mode, nothing was changed"]
         lines += plan_lines(results.get("teardown"))
+        lines += plan_lines(results.get("teardown_host"), results.get("node") or "of the container")
         lines += verdict_lines(results.get("clean"), "Now")
         if _would_end(results):
             words = "end here and start nothing: it is not clean, and the scope includes nobody to evict"
@@ -366,22 +441,31 @@ def relaunch_lines(results: Result) -> list[str]:
     lines = [f"{title}: {_outcome(results)}"]
     lines += gpu_lines(results.get("teardown"), results.get("clean"))
     lines += eviction_lines(results.get("teardown"))
+    lines += node_lines(results.get("teardown_host"), results.get("node"))
     lines += verdict_lines(results.get("clean"))
     lines += launch_lines(results.get("launch"))
     return lines + proof_lines(results.get("verify")) + _times(results)
 
 
 def teardown_lines(results: Result) -> list[str]:
-    """The summary of one eviction. ``results``: host, server, check and the registered result teardown."""
-    teardown = results.get("teardown")
+    """The summary of one eviction.
+
+    ``results``: host, server, check, the registered results teardown and teardown_host, and node, its name.
+    """
+    teardown, by_node = results.get("teardown"), results.get("teardown_host")
     title = f"{results.get('server')} on {results.get('host')}"
     if results.get("check"):
-        return [f"{title}: check mode, nothing was changed", *plan_lines(teardown)]
+        plans = plan_lines(teardown) + plan_lines(by_node, results.get("node") or "of the container")
+        return [f"{title}: check mode, nothing was changed", *plans]
     lines = [f"{title}: eviction; it certifies nothing, assert_clean.yml does"]
-    lines += gpu_lines(teardown, {}) + eviction_lines(teardown)
+    lines += gpu_lines(teardown if _gpus_of(teardown) else by_node, {}) + eviction_lines(teardown)
     for sentence in reasons(teardown):
         lines += paragraph(sentence, "- ", indent=_LABEL)
-    return lines
+    return lines + node_lines(by_node, results.get("node"))
+
+
+def _gpus_of(teardown: t.Any) -> bool:
+    return isinstance(teardown, t.Mapping) and bool(_gpus(teardown, "before"))
 
 
 def clean_lines(results: Result) -> list[str]:

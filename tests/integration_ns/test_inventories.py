@@ -5,16 +5,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import typing as t
 from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 
-from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
+from ansible_collections.cleanslate.sglang.scripts.bootstrap import proxmox_collections
+from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT, run_command
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import run_playbook
 
+PROXMOX = ROOT / "inventory/example-proxmox/pve1.proxmox.yml"
+
 CHECK = """
-- hosts: all
+- hosts: sglang
   gather_facts: false
   tasks:
     - name: Problems
@@ -49,3 +57,24 @@ def test_an_inventory_that_comes_along(
     ).check()
     assert run.named("Problems")[0].result["msg"] == []
     assert run.named("Choice")[0].result["msg"] == chosen
+
+
+def test_the_proxmox_inventory_is_one_for_its_plugin(tmp_path: Path) -> None:
+    """Its options are the plugin's, and its expressions are templates. (Nothing here answers as a cluster does.)"""
+    settings = yaml.safe_load(PROXMOX.read_text())
+    assert PROXMOX.name.endswith(".proxmox.yml")
+    assert settings["compose"]["sglang_proxmox_host"] == "proxmox_node"
+    assert settings["compose"]["sglang_vmid"] == "proxmox_vmid"
+    for expression in {**settings["compose"], **settings["groups"]}.values():
+        jinja2.Environment().compile_expression(expression)
+    collections = proxmox_collections()
+    if not (collections / "ansible_collections/community/proxmox").is_dir():
+        pytest.skip("community.proxmox is not here (`make venv` makes it)")
+    ansible_doc = str(Path(sys.executable).parent / "ansible-doc")
+    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(collections), "ANSIBLE_HOME": str(tmp_path)}
+    done = run_command(
+        [ansible_doc, "-t", "inventory", "--json", settings["plugin"]], 60, env=environment, cwd=tmp_path
+    )
+    assert done.rc == 0, done.stderr
+    options = json.loads(done.stdout)[settings["plugin"]]["doc"]["options"]
+    assert set(settings) <= set(options), set(settings) - set(options)

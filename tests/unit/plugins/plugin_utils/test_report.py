@@ -158,3 +158,106 @@ def test_tables() -> None:
     assert [duration(value) for value in (None, 59, 3599, 86399, 90000)] == [
         "unknown", "59 s", "59 min 59 s", "23 h 59 min", "1 d 1 h",
     ]  # fmt: skip
+
+
+BY_NODE: dict[str, t.Any] = {
+    "verdict": "failed",
+    "rungs": [
+        {"rung": "stop", "asked": [], "left": [], "stayed": [], "seconds": 20.0, "note": "pct exec 129 hung for 20 s"},
+        {
+            "rung": "kill",
+            "asked": [{"pid": 21352}],
+            "left": [],
+            "stayed": [
+                {"pid": 21352, "inner_pid": 2604, "title": "sglang::scheduler_TP0", "why": "state D in fuse_wait"}
+            ],
+            "seconds": 0.2,
+        },
+    ],
+    "ended": [{"pid": 21353, "inner_pid": 2605, "title": "sglang::detokenizer", "rung": "kill"}],
+    "reasons": [{"code": "container_stop_unconfirmed", "message": "container 129 is not stopped: nobody confirmed it"}],
+    "container": {"vmid": "129", "state": "broken", "problems": [{"message": "no init"}]},
+    "seconds": 21.0,
+}
+
+
+def test_what_the_node_did_is_shown_with_its_seconds_who_stayed_and_what_blocks() -> None:
+    text = relaunch(teardown_host=BY_NODE, node="pve1", verify={}, launch={}, clean={})
+    for words in (
+        "FAILED: the eviction did not succeed",
+        "Escalated node pve1: stop 20.0 s, kill 0.2 s; failed, 21.0 s",
+        "state: container 129 is broken",
+        "problem: no init",
+        "pid 21352 (2604 inside) sglang::scheduler_TP0: state D",
+        "stop: pct exec 129 hung for 20 s",
+        "ended: pid 21353 (2605 inside) sglang::detokenizer (rung kill)",
+        "- container 129 is not stopped: nobody confirmed it [container_stop_unconfirmed]",
+        "node 21.0 s",
+    ):
+        assert words in text, text
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.index("Evicted") < text.index("Escalated") < text.index("Verdict")
+
+
+def test_nothing_is_said_of_a_node_that_did_not_act() -> None:
+    for nothing in ({}, {"skipped": True}):
+        text = relaunch(teardown_host=nothing, node="pve1")
+        assert "pve1" not in text
+        assert text == relaunch()
+
+
+def test_a_node_that_failed_without_a_report_is_named() -> None:
+    lines = report.node_lines({"failed": True, "msg": "Timed out after 900 second(s)."}, "pve1")
+    assert lines == ["Escalated node pve1: Timed out after 900 second(s)."]
+
+
+def test_a_joint_verdict_shows_each_view_and_says_from_where_a_reason_is() -> None:
+    joint = {
+        "verdict": "dirty",
+        "reasons": [{"code": "held", "message": "GPU 0 is held", "seen_from": "node pve1"}],
+        "views": {
+            "container": {"where": "inside ct129", "verdict": "clean", "available_mib": 80000},
+            "host": {"where": "node pve1", "verdict": "dirty", "available_mib": None},
+        },
+    }
+    lines = [line.strip() for line in report.verdict_lines(joint)]
+    assert lines == [
+        "Verdict   dirty",
+        "inside ct129: clean, 80,000 MiB of host memory available",
+        "node pve1: dirty",
+        "- GPU 0 is held [held] (seen from node pve1)",
+    ]
+    joint["views"]["container"]["verdict"] = None
+    assert any("inside ct129: no view" in line for line in report.verdict_lines(joint))
+    assert report.why(joint) == "GPU 0 is held [held] (seen from node pve1)"
+
+
+def test_check_mode_shows_the_nodes_plan_below_the_containers() -> None:
+    plan = {"verdict": "planned", "plan": [{"rung": "term", "targets": ["pid 7 inside"]}]}
+    by_node = {**plan, "plan": [{"rung": "kill", "targets": ["pid 21352 outside"]}], "reasons": BY_NODE["reasons"]}
+    for text in (
+        relaunch(check=True, teardown=plan, teardown_host=by_node, node="pve1"),
+        "\n".join(report.teardown_lines({"check": True, "teardown": plan, "teardown_host": by_node, "node": "pve1"})),
+    ):
+        assert text.index("pid 7 inside") < text.index("then, by node pve1") < text.index("pid 21352 outside"), text
+        assert "- container 129 is not stopped" in text
+    nobody = {"verdict": "nothing_to_do", "plan": []}
+    ends = relaunch(check=True, teardown=nobody, teardown_host=nobody, node="pve1", clean={"verdict": "dirty"})
+    assert "end here and start nothing" in ends
+    goes_on = relaunch(check=True, teardown=nobody, teardown_host=by_node, node="pve1", clean={"verdict": "dirty"})
+    assert "end here" not in goes_on
+
+
+def test_a_teardown_by_the_node_alone_shows_its_gpus() -> None:
+    unreachable = {"unreachable": True, "msg": "Connection refused"}
+    by_node = {**TEARDOWN, "container": {"vmid": "129", "state": "running"}}
+    lines = report.teardown_lines(
+        {"host": "ct129", "server": "chat", "teardown": unreachable, "teardown_host": by_node, "node": "pve1"}
+    )
+    text = "\n".join(lines)
+    for words in (
+        "76,109",
+        "Evicted   unreachable: Connection refused",
+        "Escalated node pve1: term 7.2 s; evicted, 9.9 s",
+    ):
+        assert words in text, text
