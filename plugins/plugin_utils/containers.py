@@ -121,7 +121,6 @@ def node_connection(variables: Result, node_name: str, vmid: t.Any) -> JSON:
         "ansible_port": int(first("ansible_port", "ansible_ssh_port") or 22),
         "proxmox_vmid": int(vmid),
         "ansible_become": False,
-        "sglang_become": False,
     }
     for name, value in (
         ("ansible_private_key_file", first("ansible_private_key_file", "ansible_ssh_private_key_file")),

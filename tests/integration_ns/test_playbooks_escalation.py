@@ -90,7 +90,7 @@ def test_an_eviction_that_fails_inside_goes_on_by_the_node(fleet: Scripted, insi
     text = summary_of(run)
     assert f"node {NODE}: kill 0.2 s; evicted, 0.5 s" in text, text
     assert "SERVING" in text
-    told = run.named("Escalate chat to the Proxmox node pve1")[0].result["msg"]
+    told = run.named("Escalate to the Proxmox node pve1")[0].result["msg"]
     assert "the eviction from inside did not succeed" in told
     assert "node pve1 goes on" in told
 
@@ -101,7 +101,7 @@ def test_what_is_held_elsewhere_goes_on_by_the_node(fleet: Scripted) -> None:
     fleet.script("clean_state@node", dirty("host", "held"), clean("host"))
     run = fleet.run("relaunch").check()
     assert fleet.calls() == [*INSIDE, *BY_NODE, *START]
-    told = run.named("Escalate chat to the Proxmox node pve1")[0].result["msg"]
+    told = run.named("Escalate to the Proxmox node pve1")[0].result["msg"]
     assert "after the eviction from inside it is not clean: GPU 0 (00000000:01:00.0): held [held]" in told
     assert "(seen from node pve1)" in told
 
@@ -356,13 +356,14 @@ def test_a_hanging_attach_costs_its_deadline_only(fleet: Scripted) -> None:
     message = refusal_of(fleet.run("relaunch"))
     assert "`pct exec 129` gave no answer within 20 s (attach hangs)" in message
     pid = int((fleet.directory / "pct.pid").read_text())
-    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 10, "the end of the hanging pct")
+    wait_for("the end of the hanging pct", lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_container_without_ssh_is_reached_by_pct_for_the_rest_of_the_run(fleet: Scripted) -> None:
     """The container's own user, port and key are not taken to the node; delegated tasks go on as before."""
     fleet.unreachable()
-    fleet.variables.update(ansible_user="sglang-ops", ansible_ssh_private_key_file="/container-key")
+    # Inside is root already: whoever becomes root once more needs a sudo that asks no password.
+    fleet.variables.update(ansible_user="sglang-ops", ansible_ssh_private_key_file="/container-key", sglang_become=True)
     fleet.node_variables = {
         "ansible_host": "192.0.2.10",
         "ansible_port": 2222,
@@ -382,7 +383,7 @@ def test_a_container_without_ssh_is_reached_by_pct_for_the_rest_of_the_run(fleet
         "private_key_file": "/node-key",
         "vmid": 129,
     }
-    told = run.named("Go on by pct exec 129 on pve1")[0].result["msg"]
+    told = run.named("Go on by pct exec on the node pve1")[0].result["msg"]
     assert "ct129 does not answer by ssh (unreachable: " in told
     assert "SERVING" in summary_of(run)
 

@@ -227,7 +227,6 @@ def test_the_way_in_is_the_nodes() -> None:
         "ansible_ssh_private_key_file": "/k",
         "proxmox_vmid": 129,
         "ansible_become": False,
-        "sglang_become": False,
     }
     bare = containers.node_connection({}, "pve1", 129)
     assert (bare["ansible_host"], bare["ansible_user"], bare["ansible_port"]) == ("pve1", "root", 22)
