@@ -52,3 +52,13 @@ def pair(node: Node) -> t.Iterator[tuple[Guest, Guest]]:
     """Containers 129 and 130 of the node, both with all of its GPUs."""
     with node.guest(numbers=[129]) as first, node.guest(numbers=[130]) as second:
         yield first, second
+
+
+def pytest_terminal_summary(terminalreporter: t.Any) -> None:
+    """What each scenario took against the sum of its deadlines."""
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind)]
+    lines = [text for one in reports if one.when == "call" for name, text in one.user_properties if name == "bounded"]
+    if lines:
+        terminalreporter.section("deadlines")
+        for line in sorted(lines):
+            terminalreporter.write_line(line)

@@ -76,6 +76,8 @@ def simulated_gpus(box: Container, count: int = 2) -> t.Iterator[Gpus]:
 
 # In every container of a node: files whose locks say, past PID namespaces, who still lives.
 SHARED = "/opt/cleanslate-shared"
+# So many processes at a time can be seen by their locks, per GPU.
+PLACES = 3
 
 
 def uuid_of(index: int) -> str:
@@ -95,7 +97,7 @@ class NodeGpus:
     """A node's GPUs: nodes of its own, and a double that sees every process of the machine that maps one of them.
 
     ``locks`` is the folder that each container sees at SHARED: whoever holds memory of GPU N without being visible
-    there locks ``locks/gpuN``.
+    there locks one of ``locks/gpuN.0``, ``locks/gpuN.1`` and so on.
     """
 
     def __init__(self, directory: Path, nodes: t.Sequence[Path]) -> None:
@@ -105,7 +107,8 @@ class NodeGpus:
         self.locks = directory / "locks"
         self.locks.mkdir(mode=0o755)
         for index in range(len(nodes)):
-            (self.locks / f"gpu{index}").touch(mode=0o666)
+            for place in range(PLACES):
+                (self.locks / f"gpu{index}.{place}").touch(mode=0o666)
         self.write()
 
     def write(self, *more: Line, settings: t.Mapping[int, t.Mapping[str, t.Any]] | None = None) -> None:
@@ -162,9 +165,9 @@ class GuestGpus:
         lines: list[Line] = []
         for position, index in enumerate(self.indices):
             minor = self.node.minors[index]
+            lines += [_stated(position, index, minor), Hold(position, mib=USED_MIB, device=f"{LOOP_MAJOR}:{minor}")]
             lines += [
-                _stated(position, index, minor),
-                Hold(position, mib=USED_MIB, device=f"{LOOP_MAJOR}:{minor}"),
-                Hold(position, mib=USED_MIB, lock=f"{SHARED}/gpu{index}", listed="no"),
+                Hold(position, mib=USED_MIB, lock=f"{SHARED}/gpu{index}.{place}", listed="no")
+                for place in range(PLACES)
             ]
         write_state(self.state, (*lines, *more))

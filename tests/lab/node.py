@@ -29,7 +29,7 @@ from ..harness.command import ROOT, Completed, run_command
 from ..harness.devices import loop_nodes
 from ..harness.waiting import wait_for
 from .containers import NETWORK, Container, Lab, init_pid, make_bridge
-from .gpus import GuestGpus, NodeGpus
+from .gpus import SHARED, GuestGpus, NodeGpus
 from .leftovers import end_node_processes, node_processes
 from .rootfs import LabError
 
@@ -55,10 +55,13 @@ PrintMotd no
 MaxStartups 50
 Subsystem sftp internal-sftp
 """
-# In a mount namespace of its own: pct where community.proxmox looks for it, and a /run for sshd.
+# In a mount namespace of its own: pct where community.proxmox looks for it, /etc/pve, a /run for sshd, a home for root (the
+# settings of the machine's own root may wait for locks of their own).
 START = """\
 set -e
 mount -t overlay overlay -o lowerdir=/usr/sbin,upperdir="$1/sbin/upper",workdir="$1/sbin/work" /usr/sbin
+mount -t overlay overlay -o lowerdir=/etc,upperdir="$1/etc/upper",workdir="$1/etc/work" /etc
+mount --bind "$1/pve" /etc/pve
 mount -t tmpfs -o mode=0755 tmpfs /run
 mkdir /run/sshd
 exec /usr/sbin/sshd -D -e -f "$1/sshd_config"
@@ -145,11 +148,15 @@ class Node:
 
     def _make(self) -> None:
         make_bridge(self.lab.base)
-        for part in ("bin", "pve/lxc", "pve/ha", "guests", "sbin/upper", "sbin/work"):
+        for part in ("bin", "pve/lxc", "pve/ha", "guests", "sbin/upper", "sbin/work", "etc/upper/pve", "etc/work"):
             (self.directory / part).mkdir(parents=True)
         self._undo.callback(shutil.rmtree, self.directory)
         nodes = self._undo.enter_context(loop_nodes(self.directory / "dev", GPU_COUNT))
         self.gpus = NodeGpus(self.directory, nodes)
+        (self.directory / "root").mkdir(mode=0o700)
+        users = [one for one in Path("/etc/passwd").read_text().splitlines() if not one.startswith("root:")]
+        users = [f"root:x:0:0:root:{self.directory}/root:/bin/sh", *users]
+        (self.directory / "etc/upper/passwd").write_text("".join(f"{one}\n" for one in users))
         source = (ROOT / "tests/doubles/pct/pct.py").read_text().partition("from __future__ import annotations\n")
         text = f"#!{sys.executable} -I\n{''.join(source[:2])}INSTALLED_FOR = {str(self.directory)!r}\n{source[2]}"
         for folder in (self.bin, self.directory / "sbin/upper"):
@@ -330,10 +337,14 @@ class Outsider:
 
 
 @contextlib.contextmanager
-def outsider(guest: Guest, gpu: int, *options: str, title: str = "sglang::scheduler_TP0") -> t.Iterator[Outsider]:
-    """Such a process, which holds a GPU (a file in SHARED says so to the container's driver). Ended with the block."""
+def outsider(
+    guest: Guest, gpu: int, *options: str, title: str = "sglang::scheduler_TP0", place: int = 0
+) -> t.Iterator[Outsider]:
+    """Such a process, which holds a GPU; its lock says so to the container's driver (``place``: one of several). Ended
+    with the block.
+    """
     standin = ROOT / "tests/doubles/sglang_standin"
-    words = ["--init", str(guest.box.outer_init), "--title", title, "--lock", f"/opt/cleanslate-shared/gpu{gpu}"]
+    words = ["--init", str(guest.box.outer_init), "--title", title, "--lock", f"{SHARED}/gpu{gpu}.{place}"]
     argv = [sys.executable, str(ROOT / "tests/fixtures/join_container.py"), *words, *options, "--map"]
     with started([*argv, f"/dev/nvidia{gpu}"], {"PYTHONPATH": str(standin)}) as process:
         yield Outsider(process)
@@ -341,14 +352,13 @@ def outsider(guest: Guest, gpu: int, *options: str, title: str = "sglang::schedu
 
 @contextlib.contextmanager
 def started(argv: t.Sequence[str], env: t.Mapping[str, str] | None = None) -> t.Iterator[subprocess.Popen[bytes]]:
-    """A program that prints a line once it is what it should be; killed at the end."""
+    """A program that prints a line (left unread) once it is what it should be; killed at the end."""
     settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
     with subprocess.Popen(list(argv), env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(t.cast(t.Any, process.stdout), selectors.EVENT_READ)
                 assert selector.select(STEP_DEADLINE_S), f"no line from {argv}"
-            assert process.stdout is not None and process.stdout.readline(), f"it ended: {argv}"
             yield process
         finally:
             process.kill()

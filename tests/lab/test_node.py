@@ -40,6 +40,7 @@ def test_pct_as_on_proxmox(node: Node) -> None:
         assert inside.stdout == f"{guest.box.name}\n"
         # By the absolute name too, which community.proxmox uses; and neither of it on the machine itself.
         assert node.run(["/usr/sbin/pct", "config", vmid], 20).check().stdout == guest.config.read_text()
+        assert node.run(["cat", f"/etc/pve/lxc/{vmid}.conf"], 20).check().stdout == guest.config.read_text()
         assert not Path("/usr/sbin/pct").exists() and not Path("/etc/pve").exists()
         assert node.run(["pct", "status", "4711"], 20).rc == 255
 

@@ -1,0 +1,63 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two containers that share a GPU: one is evicted, the other's holder stays, and the verdict says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.tests.lab.node import Guest, Node
+from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
+    OTHER_PORT,
+    PORT,
+    Census,
+    bounded,
+    chat,
+    everybody_in,
+    evictions,
+    joint_verdict,
+    relaunch_bound_s,
+    run_host,
+    signalled,
+    start_by_hand,
+    trace_node,
+)
+from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, leaders
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.mark.parametrize("scope", [pytest.param("gpu", marks=pytest.mark.promise)])
+def test_the_neighbours_holder_stays(
+    node: Node, pair: tuple[Guest, Guest], tmp_path: Path, request: pytest.FixtureRequest, scope: str
+) -> None:
+    """Even with the widest scope: whoever holds the GPU *in this container*."""
+    mine, other = pair
+    start_by_hand(mine, "old", PORT, 0)
+    start_by_hand(other, "embed", OTHER_PORT, 0)
+    (neighbour,) = node.gpus.holders(0) & everybody_in(other)
+    spared = Census.of(everybody_in(other))
+    with bounded(request, "relaunch beside a neighbour on the same GPU", relaunch_bound_s()):
+        run = run_host(
+            mine,
+            "relaunch",
+            tmp_path,
+            "-e",
+            "server=chat",
+            servers=[chat(scope=scope)],
+            node_variables={"ansible_python_interpreter": trace_node(node)},
+        )
+    assert run.rc == 2 and not run.of_action("server_launch"), run.stdout
+    assert not signalled(node)
+    spared.check()
+    assert ask(other.box, "GET", "/health", OTHER_PORT)[0] == 200
+    assert not leaders(mine.box) and node.gpus.holders(0) == {neighbour}
+    _inside, outside = evictions(run)
+    assert not outside["ended"] and neighbour in {one["pid"] for one in outside["spared"]}, outside
+    verdict = joint_verdict(run)
+    assert verdict["verdict"] == "dirty"
+    text = str(verdict["reasons"])
+    assert f"container {other.vmid}" in text and str(neighbour) in text, text

@@ -1,0 +1,87 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A container whose init is dead while a child can't die: everything is named, and nothing waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
+from ansible_collections.cleanslate.sglang.tests.lab.node import Node, silent_files
+from ansible_collections.cleanslate.sglang.tests.lab.rootfs import DOUBLES, SGLANG_PYTHON
+from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
+    PCT_TRY_S,
+    Census,
+    bounded,
+    codes,
+    evictions,
+    holder_on,
+    joint_verdict,
+    run_host,
+    teardown_bound_s,
+)
+
+pytestmark = pytest.mark.lab
+
+SILENT = "mnt/silent"
+
+
+def test_init_dead_child_unkillable(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = node.directory / "silent"
+    folder.mkdir()
+    entry = f"{folder} {SILENT} none bind,create=dir 0 0"
+    with (
+        silent_files(folder) as files,
+        node.guest(mounts=[entry]) as guest,
+        holder_on(node, 1) as holder,
+    ):
+        try:
+            words = ["--title", "sglang::scheduler_TP0", "--map", "--read", f"/{SILENT}/x", "/dev/nvidia0"]
+            argv = [SGLANG_PYTHON, f"{DOUBLES}/fixtures/hold_device.py", *words]
+            guest.box.run(["systemd-run", "--quiet", "--unit=stuck", "--", *argv], 30).check()
+            (stuck,) = wait_for("a holder of GPU 0", lambda: node.gpus.holders(0), 20)
+            wait_for("it reads", lambda: "fuse" in wchan(stuck), 20)
+            os.kill(guest.box.outer_init, signal.SIGKILL)
+            wait_for("it can't die", lambda: state(stuck) == "D", 20)
+            spared = Census.of([holder])
+
+            with bounded(request, "teardown, init dead, child unkillable", teardown_bound_s(PCT_TRY_S)):
+                run = run_host(guest, "teardown", tmp_path, "-e", "server=chat")
+            assert run.rc == 2, run.stdout
+            _inside, outside = evictions(run)
+            assert outside["verdict"] in ("failed", "unknown") and outside["failed"], outside
+            assert named(outside, stuck), outside
+            assert str(stuck) in outside["msg"] and wchan(stuck) in outside["msg"], outside["msg"]
+
+            with bounded(request, "assert_clean, init dead, child unkillable", teardown_bound_s(PCT_TRY_S)):
+                judged = run_host(guest, "assert_clean", tmp_path, "-e", "server=chat")
+            assert judged.rc == 2, judged.stdout
+            verdict = joint_verdict(judged)
+            assert verdict["verdict"] == "dirty", verdict
+            text = str(verdict["reasons"])
+            assert str(stuck) in text and "state D" in text and wchan(stuck) in text, text
+            assert "holder" in codes(verdict) or "held" in str(codes(verdict)), codes(verdict)
+            assert state(stuck) == "D"
+            spared.check()
+        finally:
+            # Its server's death frees whoever waits there; then the container can go.
+            files.kill()
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wchan(pid: int) -> str:
+    return Path(f"/proc/{pid}/wchan").read_text()
+
+
+def named(result: dict[str, object], pid: int) -> bool:
+    """Whether the unkillable process is told with its state and what it waits on."""
+    rows = result.get("unkillable") or result.get("stuck") or []
+    return any(row["pid"] == pid and row["state"] == "D" and "fuse" in str(row["wchan"]) for row in rows)  # type: ignore[attr-defined]

@@ -1,0 +1,108 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A container that ssh does not reach: pct enters where it can, the node acts where it can't, a refusal says why."""
+
+from __future__ import annotations
+
+import typing as t
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.scripts.bootstrap import proxmox_collections
+from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
+from ansible_collections.cleanslate.sglang.tests.lab.inventory import API_KEY
+from ansible_collections.cleanslate.sglang.tests.lab.node import ADDRESS, Guest, Node
+from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
+    DEADLINES,
+    PCT_TRY_S,
+    PORT,
+    Census,
+    bounded,
+    chat,
+    codes,
+    evictions,
+    joint_verdict,
+    relaunch_bound_s,
+    run_host,
+    start_by_hand,
+    teardown_bound_s,
+)
+from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, leaders
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def cut_off(node: Node) -> t.Iterator[Guest]:
+    """A container with a server, and without an sshd."""
+    with node.guest() as guest:
+        start_by_hand(guest, "old", PORT, 0)
+        guest.box.run(["systemctl", "stop", "ssh.service"], 30).check()
+        assert guest.box.ssh(["true"], 20).rc == 255
+        yield guest
+
+
+def environment(node: Node, scratch: Path, *, with_plugin: bool = True) -> dict[str, str]:
+    """An operator's: a home with the node's key, and community.proxmox where it is installed."""
+    home = scratch / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "known_hosts").write_text(node.lab.known_hosts.read_text())
+    paths = [str(ROOT / ".collections"), *([str(proxmox_collections())] if with_plugin else [])]
+    return {"HOME": str(home), "ANSIBLE_COLLECTIONS_PATH": ":".join(paths)}
+
+
+def test_a_relaunch_through_pct(node: Node, cut_off: Guest, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    old = leaders(cut_off.box, PORT)[0]
+    # Each task is six pct exec over a connection of its own.
+    with bounded(request, "relaunch through pct exec", relaunch_bound_s(PCT_TRY_S, 60)):
+        run = run_host(cut_off, "relaunch", tmp_path, "-e", "server=chat", env=environment(node, tmp_path))
+    run.check()
+    assert f"reaches it by pct exec {cut_off.vmid} on pve1" in " ".join(run.stdout.split()), run.stdout
+    assert len(node.pct_calls("exec")) > 10
+    assert old.pid not in cut_off.box.processes()
+    assert ask(cut_off.box, "GET", "/health", PORT, key=API_KEY)[0] == 200
+    assert joint_verdict(run)["verdict"] == "clean"
+
+
+def test_it_says_why_not(node: Node, cut_off: Guest, tmp_path: Path) -> None:
+    """The connection plugin is missing: nothing is touched, and the message names what to install."""
+    everybody = Census.of(one.outer_pid for one in cut_off.box.find("sglang"))
+    run = run_host(
+        cut_off, "relaunch", tmp_path, "-e", "server=chat", env=environment(node, tmp_path, with_plugin=False)
+    )
+    assert run.rc == 2
+    (failed,) = [task for task in run.tasks if task.status == "failed" and not task.ignored]
+    assert "community.proxmox" in failed.result["msg"] and "Nothing was touched" in failed.result["msg"]
+    everybody.check()
+    assert not run.of_action("gpu_evict")
+
+
+def test_an_attach_that_hangs(node: Node, cut_off: Guest, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Founding case 5: pct exec gives no answer. It costs its deadline, is named, and the node evicts without it."""
+    node.hang("exec", ignore_term=True)
+    old = leaders(cut_off.box, PORT)[0]
+    family = {one.outer_pid for one in cut_off.box.processes().values() if one.uid == old.uid}
+    others = Census.of({one.outer_pid for one in cut_off.box.processes().values()} - family)
+    with bounded(request, "teardown, ssh down, attach hangs", teardown_bound_s(PCT_TRY_S)):
+        run = run_host(cut_off, "teardown", tmp_path, "-e", "server=chat", env=environment(node, tmp_path))
+    run.check()
+    _inside, outside = evictions(run)
+    assert outside["verdict"] == "evicted" and {one["pid"] for one in outside["ended"]} == family
+    stop = [rung for rung in outside["rungs"] if rung["rung"] == "stop"]
+    assert stop and stop[0]["seconds"] < DEADLINES["attach"] + 5, stop
+    assert "attach_timed_out" in codes(outside) or "attach" in str(stop), outside
+    hung = [call for call in node.pct_calls("exec") if call.hung]
+    assert hung and not [call for call in hung if Path(f"/proc/{call.pid}").exists()]
+    others.check()
+    assert not node.gpus.holders(0)
+
+    with bounded(request, "assert_clean, ssh down, attach hangs", teardown_bound_s(PCT_TRY_S)):
+        judged = run_host(
+            cut_off, "assert_clean", tmp_path, "-e", "server=chat", env=environment(node, tmp_path / "again")
+        )
+    judged.check()
+    assert joint_verdict(judged)["views"]["host"]["verdict"] == "clean"
+    assert ADDRESS not in str(joint_verdict(judged)["reasons"])
+    assert chat()["name"] in judged.stdout
