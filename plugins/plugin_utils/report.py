@@ -49,7 +49,7 @@ def failure(result: t.Any) -> str:
     """Why a task failed, in one sentence: Ansible's own errors are put into words that name the way out."""
     if not isinstance(result, t.Mapping) or not result:
         return "it did not run"
-    text = " ".join(str(result.get("msg") or "").split())
+    text = " ".join(str(result.get("msg") or "").split()).removeprefix("Task failed: ")
     output = " ".join(str(result.get(key) or "") for key in ("module_stderr", "module_stdout", "stderr")).strip()
     everything = f"{text} {output}"
     if result.get("unreachable"):
@@ -217,6 +217,9 @@ def _container_lines(result: Result) -> list[str]:
     lines = []
     if state not in (None, "running"):
         lines += paragraph(f"container {container.get('vmid')} is {state}", "state: ", indent=_LABEL)
+    for one in _list(container, "stuck"):
+        waits = f"state {one.get('state')}, waits in {one.get('wchan') or 'an unknown place'}"
+        lines += paragraph(f"pid {one.get('pid')}: SIGKILL does not end it ({waits})", "stuck: ", indent=_LABEL)
     for problem in _list(container, "problems"):
         text = problem.get("message") if isinstance(problem, t.Mapping) else problem
         lines += paragraph(cell(text), "problem: ", indent=_LABEL)
@@ -481,7 +484,7 @@ def _gpu_rows(info: Result) -> list[list[t.Any]]:
         used = f"{cell(memory.get('used_mib'))} / {cell(memory.get('total_mib'))}"
         first: list[t.Any] = [str(gpu.get("index")), gpu.get("name"), used]
         people = [
-            [str(each.get("pid")), role, shortened(each.get("title"), 60), duration(each.get("age_s")), _evidence(each)]
+            [_pids(each), role, shortened(each.get("title"), 60), duration(each.get("age_s")), _evidence(each)]
             for role, key in (("holder", "holders"), ("visitor", "visitors"), ("suspect", "suspects"))
             for each in _list(gpu, key)
             if isinstance(each, t.Mapping)
@@ -492,6 +495,11 @@ def _gpu_rows(info: Result) -> list[list[t.Any]]:
             rows.append([*first, *person])
             first = ["", "", ""]
     return rows
+
+
+def _pids(each: Result) -> str:
+    inner = each.get("inner_pid")
+    return str(each.get("pid")) if inner is None else f"{each.get('pid')} ({inner} inside)"
 
 
 def _evidence(holder: Result) -> str:
@@ -578,9 +586,31 @@ def _ram_lines(memory: Result) -> list[str]:
 
 
 def inspect_lines(results: Result) -> list[str]:
-    """One host for people. ``results``: host, gpu_info, memory_info and server_info as registered."""
-    info = _map(results, "gpu_info")
-    lines = _host_line(str(results.get("host")), info)
+    """One host for people.
+
+    ``results``: host, gpu_info, memory_info and server_info as registered; for a container node_info, its node's view,
+    and node, its name. A container that can't be reached is shown by its node alone.
+    """
+    host, node_info = str(results.get("host")), _map(results, "node_info")
+    if not _ran(node_info):
+        return _inside_lines(host, results)
+    lines = []
+    if _map(results, "gpu_info").get("skipped"):
+        lines += paragraph(f"{host}: it can't be reached, so its servers and its memory are not known")
+    else:
+        lines += _inside_lines(host, results)
+    title = f"{host} seen from node {results.get('node')}"
+    return lines + _look_lines(title, node_info) + _container_lines(node_info)
+
+
+def _inside_lines(host: str, results: Result) -> list[str]:
+    lines = _look_lines(host, _map(results, "gpu_info"))
+    lines += _server_lines(_map(results, "server_info"))
+    return lines + _ram_lines(_map(results, "memory_info"))
+
+
+def _look_lines(host: str, info: Result) -> list[str]:
+    lines = _host_line(host, info)
     rows = _gpu_rows(info)
     if rows:
         columns = [
@@ -594,5 +624,4 @@ def inspect_lines(results: Result) -> list[str]:
             Column("Evidence", 26),
         ]
         lines += table(columns, rows)
-    lines += _server_lines(_map(results, "server_info"))
-    return lines + _ram_lines(_map(results, "memory_info"))
+    return lines

@@ -117,7 +117,7 @@ def _reason(code: str, message: str, subject: str, severity: str = "required", m
 
 
 def _unreachable(result: Result, host: str) -> str:
-    why = f" ({result['msg']})" if result.get("msg") else ""
+    why = f" ({failure(result).removeprefix('unreachable: ')})" if result.get("msg") else ""
     return f"{host} can't be reached{why}"
 
 

@@ -160,6 +160,8 @@ class Scripted:
             "clean_state@node": [clean("host")],
             "server_launch@inside": [{"changed": True, "config_hash": "sha256:aa", "launch_id": "one", "pid": 9}],
             "server_ready@inside": [ready],
+            "server_info@inside": [{"servers": [], "orphans": []}],
+            "memory_info@inside": [{"available_mib": 1}],
         }
         self._collection()
 

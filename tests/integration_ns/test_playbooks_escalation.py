@@ -287,6 +287,16 @@ def test_assert_clean_joins_both_views_and_evicts_nobody(fleet: Scripted) -> Non
         assert words in text, text
 
 
+def test_inspect_shows_both_views_or_the_nodes_alone(fleet: Scripted) -> None:
+    both = summary_of(fleet.run("inspect").check())
+    assert "ct129: 2 GPUs" in both
+    assert "ct129 seen from node pve1: 2 GPUs" in both
+    fleet.unreachable()
+    alone = summary_of(fleet.run("inspect").check())
+    assert "ct129: it can't be reached" in alone
+    assert "ct129 seen from node pve1: 2 GPUs" in alone
+
+
 # --- before anything is touched ---------------------------------------------------------------------------------------
 
 

@@ -261,3 +261,23 @@ def test_a_teardown_by_the_node_alone_shows_its_gpus() -> None:
         "Escalated node pve1: term 7.2 s; evicted, 9.9 s",
     ):
         assert words in text, text
+
+
+def test_a_container_is_shown_from_its_node_as_well() -> None:
+    """Also with nobody inside to ask: then by its node alone."""
+    holder = {"pid": 21352, "inner_pid": 2604, "title": "sglang::scheduler_TP0", "evidence": ["mapped"]}
+    gpu = {"index": 4, "name": "H200", "memory": {"used_mib": 602, "total_mib": 143771}, "holders": [holder]}
+    stuck = {"pid": 21360, "state": "D", "wchan": "fuse_wait"}
+    by_node = {"gpus": [gpu], "container": {"vmid": "129", "state": "broken", "stuck": [stuck], "problems": []}}
+    inside = {"gpus": [], "problems": []}
+    results = {"host": "ct129", "node": "pve1", "node_info": by_node}
+    both = "\n".join(report.inspect_lines({**results, "gpu_info": inside}))
+    alone = "\n".join(report.inspect_lines({**results, "gpu_info": {"skipped": True}}))
+    for text in (both, alone):
+        for words in ("ct129 seen from node pve1: 1 GPUs", "21352 (2604 inside)", "container 129 is broken", "21360"):
+            assert words in text, text
+        assert "SIGKILL does not end it (state D, waits in fuse_wait)" in text
+    assert "RAM: " in both
+    assert "RAM: " not in alone
+    assert "ct129: it can't be reached" in alone
+    assert report.inspect_lines({"host": "h", "node_info": {"skipped": True}}) == report.inspect_lines({"host": "h"})
