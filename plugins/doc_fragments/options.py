@@ -67,7 +67,7 @@ options:
     type: int
 """
 
-    # argument_spec: container str
+    # argument_spec: container str; pve_dir path, default /etc/pve
     CONTAINER = r"""
 options:
   container:
@@ -80,5 +80,11 @@ options:
         the node. Without any name those are meant of which it has a node.
       - If not specified, the task looks at its own surroundings.
     type: str
+    version_added: 0.2.0
+  pve_dir:
+    description:
+      - Where Proxmox keeps its configuration.
+    type: path
+    default: /etc/pve
     version_added: 0.2.0
 """

@@ -19,7 +19,10 @@ DEVICES: dict[str, t.Any] = {
     "device_major": {"type": "int", "default": 195},
     "proc_root": {"type": "path", "default": "/proc"},
 }
-CONTAINER: dict[str, t.Any] = {"container": {"type": "str"}}
+CONTAINER: dict[str, t.Any] = {
+    "container": {"type": "str"},
+    "pve_dir": {"type": "path", "default": "/etc/pve"},
+}
 SERVER: dict[str, t.Any] = {
     "name": {"type": "str"},
     "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
@@ -72,4 +75,19 @@ def baselines_of(raw: t.Optional[t.Mapping[str, t.Any]]) -> dict[str, int]:
         if not re.fullmatch("[0-9]{1,9}", text):
             raise CleanSlateError(f"baselines: GPU {name!r} has {text!r}; it must be a whole number of MiB.")
         result[str(name)] = int(text)
+    return result
+
+
+def resets_of(raw: t.Optional[t.Mapping[str, t.Any]]) -> dict[str, float]:
+    """When GPUs were reset, in seconds of the kernel log's clock, by bus id.
+
+    Raises:
+        CleanSlateError: a value is no number of seconds.
+    """
+    result = {}
+    for name, value in (raw or {}).items():
+        text = str(value)
+        if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?", text):
+            raise CleanSlateError(f"gpu_resets: GPU {name!r} has {text!r}; it must be seconds since boot.")
+        result[str(name)] = float(text)
     return result

@@ -13,16 +13,21 @@ import typing as t
 from dataclasses import dataclass
 
 from .decide.clean import Facts, Limits, Sample, judge
+from .decide.devicerules import device_rule_problems
+from .decide.guests import judge_absence
 from .decide.leftovers import Leftover, judge_leftover
 from .errors import CleanSlateError
-from .model import CgroupLimit, HostMemory, PortUse, ShmReading, to_json
+from .model import CgroupLimit, HostMemory, PortUse, Reason, ShmReading, to_json
 from .observe.cuda import probe_cuda
 from .observe.guest import shm_opener, uid_outside
-from .observe.kernel_log import KMSG, log_clock_s, read_kernel_log
+from .observe.inside import device_numbers
+from .observe.kernel_log import KMSG, read_kernel_log
 from .observe.look import LookOptions, look
 from .observe.memory import available_mib, read_cgroup_limit, read_guest_limit, read_meminfo
 from .observe.nvml import kernel_gpu_count
 from .observe.ports import read_ports
+from .observe.procfs import read_text
+from .observe.pve import read_guest as read_guest_config
 from .observe.shm import read_shm
 from .observe.vantage import vantage
 from .results import driver_row, gpu_rows, guest_row
@@ -47,6 +52,7 @@ class Wanted:
     cuda_deadline_s: t.Optional[float] = None
     vantage: t.Optional[str] = None
     kmsg: str = KMSG
+    pve_dir: str = "/etc/pve"
 
 
 def assess(wanted: Wanted) -> dict[str, t.Any]:
@@ -67,12 +73,15 @@ def assess(wanted: Wanted) -> dict[str, t.Any]:
     started = time.monotonic()
     uid = None if wanted.look.container else _uid_of(wanted.user)
     series: list[Sample] = []
+    guest_reasons: tuple[Reason, ...] = ()
     while True:
         snapshot = look(wanted.look)
         if snapshot.guest is not None:
             uid = _uid_inside(snapshot.guest, wanted)
         series.append(_sample(snapshot, time.monotonic() - started))
-        facts = _facts(wanted, snapshot, tuple(series[-wanted.samples :]), uid)
+        if len(series) == 1:
+            guest_reasons = _guest_reasons(wanted, snapshot.guest)
+        facts = _facts(wanted, snapshot, tuple(series[-wanted.samples :]), uid, guest_reasons)
         enough = len(series) >= wanted.samples or wanted.look.without_gpus
         verdict = judge(facts, wanted.limits)
         late = time.monotonic() - started >= wanted.settle_s
@@ -105,7 +114,13 @@ def _sample(snapshot: Snapshot, at_s: float) -> Sample:
     return Sample(round(at_s, 3), used, holders)
 
 
-def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid: t.Optional[int]) -> Facts:
+def _facts(
+    wanted: Wanted,
+    snapshot: Snapshot,
+    samples: tuple[Sample, ...],
+    uid: t.Optional[int],
+    guest_reasons: tuple[Reason, ...],
+) -> Facts:
     proc = wanted.look.proc
     memory, cgroup, shm, ports = _host_readings(wanted, snapshot.guest)
     seen_from = wanted.vantage or vantage(proc)
@@ -122,7 +137,7 @@ def _facts(wanted: Wanted, snapshot: Snapshot, samples: tuple[Sample, ...], uid:
         ports=ports,
         kernel_gpu_count=kernel_gpu_count(proc),
         kernel_log=read_kernel_log(wanted.kmsg) if look_at_log else None,
-        kernel_clock_s=log_clock_s(),
+        guest_reasons=guest_reasons,
     )
 
 
@@ -176,6 +191,24 @@ def _uid_of(user: t.Optional[str]) -> t.Optional[int]:
         return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
     except KeyError:
         raise CleanSlateError(f"user {user!r} does not exist on this host.") from None
+
+
+def _guest_reasons(wanted: Wanted, guest: t.Optional[Guest]) -> tuple[Reason, ...]:
+    """What Proxmox's configuration says against a container: that it is not of this node, or that its device rules are
+    of an earlier boot. Looked at once: the configuration's file system can hang.
+    """
+    if guest is None:
+        return ()
+    config = read_guest_config(guest.vmid, wanted.pve_dir)
+    if guest.state in ("stopped", "unknown"):
+        return tuple(judge_absence(guest, config))
+    root_pid, proc = guest.root_pid, wanted.look.proc
+    called = fetch_bounded(lambda: device_numbers(root_pid, "/dev", proc) if root_pid else None, READINGS_DEADLINE_S)
+    if config.exists is not True or not called.ok or called.value is None:
+        return ()
+    nodes = [f"/dev/{name} {major}:{minor}" for name, major, minor in called.value if name.startswith("nvidia")]
+    devices = read_text(f"{proc}/devices")
+    return tuple(device_rule_problems(devices, config.device_rules, nodes, guest.vmid))
 
 
 def _uid_inside(guest: Guest, wanted: Wanted) -> t.Optional[int]:

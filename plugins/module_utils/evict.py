@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from .act.climb import Climber, Deadlines
 from .act.lastrungs import OptIn
 from .act.leftovers import remove_leftover
+from .decide.guests import judge_absence
 from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
 from .decide.targets import RecordedLaunch, Request
@@ -23,6 +24,7 @@ from .observe.guest import shm_opener
 from .observe.inside import load_inside, real_path_inside
 from .observe.look import LookOptions, bounded_view
 from .observe.procfs import read_boot_id, read_identity
+from .observe.pve import read_guest as read_guest_config
 from .observe.shm import read_shm
 from .observe.vantage import vantage
 from .results import guest_row, memory_rows
@@ -42,6 +44,7 @@ NOT_SEEN = frozenset(
         "server_unknown",
         "look_failed",
         "unit_runs_something_else",
+        "container_unknown",
     }
 )
 
@@ -91,6 +94,7 @@ def evict(order: Order) -> dict[str, t.Any]:
     )
     plan = climber.plan() if order.check_mode else ()
     seen_to_the_end = order.check_mode or _climb(climber)
+    _report_absent(order, climber)
     removed, kept = _clear_leftovers(order, climber) if seen_to_the_end else ([], [])
     report = climber.report
     verdict = _verdict(climber, bool(plan), order.check_mode)
@@ -107,6 +111,7 @@ def evict(order: Order) -> dict[str, t.Any]:
         "pinned": to_json(report.pinned),
         "container": guest_row(seen.guest if seen else None),
         "vantage": vantage(order.look.proc),
+        "gpu_resets": dict(report.resets),
         "respawns": list(report.respawns),
         "spared": [{"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in report.spared],
         "leftovers": {"removed": removed, "kept": kept},
@@ -114,6 +119,15 @@ def evict(order: Order) -> dict[str, t.Any]:
         "simulated": bool(climber.before and climber.before.simulated),
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _report_absent(order: Order, climber: Climber) -> None:
+    """Nobody there is only good news of a container that this node has."""
+    seen = climber.after or climber.latest
+    guest = seen.guest if seen else None
+    if guest is None or guest.state in ("running", "broken"):
+        return
+    climber.report.reasons.extend(judge_absence(guest, read_guest_config(guest.vmid, order.pve_dir)))
 
 
 def _climb(climber: Climber) -> bool:

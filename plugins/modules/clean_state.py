@@ -104,6 +104,13 @@ options:
     type: int
     default: 600
     version_added: 0.2.0
+  gpu_resets:
+    description:
+      - What M(cleanslate.sglang.gpu_evict) returned as RV(cleanslate.sglang.gpu_evict#module:gpu_resets). Reports of
+        the driver from before a GPU's reset do not count.
+    type: dict
+    default: {}
+    version_added: 0.2.0
   kmsg:
     description:
       - Where the kernel log is read. Other values serve recorded logs.
@@ -223,6 +230,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
     DEVICES,
     baselines_of,
     look_options,
+    resets_of,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.assess import Wanted, assess
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Limits
@@ -246,6 +254,7 @@ ARGUMENTS: dict[str, t.Any] = {
     "cuda_deadline_s": {"type": "float", "default": 60},
     "vantage": {"type": "str", "choices": ["auto", "container", "host"], "default": "auto"},
     "xid_window_s": {"type": "int", "default": 600},
+    "gpu_resets": {"type": "dict", "default": {}},
     "kmsg": {"type": "path", "default": "/dev/kmsg"},
     "sys_root": {"type": "path", "default": "/sys"},
 }
@@ -262,6 +271,7 @@ def wanted_from(params: t.Mapping[str, t.Any]) -> Wanted:
         expected_gpus=params["expected_gpus"],
         allow_simulated=params["allow_simulated"],
         xid_window_s=params["xid_window_s"],
+        gpu_resets=resets_of(params["gpu_resets"]),
     )
     return Wanted(
         look=look_options(params, baselines=limits.baselines),
@@ -274,6 +284,7 @@ def wanted_from(params: t.Mapping[str, t.Any]) -> Wanted:
         cuda_deadline_s=params["cuda_deadline_s"] if params["cuda_probe"] else None,
         vantage=None if params["vantage"] == "auto" else params["vantage"],
         kmsg=params["kmsg"],
+        pve_dir=params["pve_dir"],
     )
 
 

@@ -143,12 +143,6 @@ options:
     elements: str
     default: []
     version_added: 0.2.0
-  pve_dir:
-    description:
-      - Where Proxmox keeps its configuration.
-    type: path
-    default: /etc/pve
-    version_added: 0.2.0
   shm_dir:
     description:
       - Where shared memory lives, for the leftovers of the dead server.
@@ -260,6 +254,12 @@ vantage:
   returned: always
   type: str
   sample: host
+gpu_resets:
+  description: When GPUs were reset, by bus id, in seconds of the kernel log's clock. M(cleanslate.sglang.clean_state)
+    takes it.
+  returned: always
+  type: dict
+  sample: {}
 respawns:
   description: Leaders that came back after a kill, with the supervisor that started them.
   returned: always
@@ -327,7 +327,6 @@ ARGUMENTS: dict[str, t.Any] = {
     "confirm_container_stop": {"type": "str"},
     "confirm_gpu_reset": {"type": "list", "elements": "str", "default": []},
     "acknowledge": {"type": "list", "elements": "str", "default": []},
-    "pve_dir": {"type": "path", "default": "/etc/pve"},
     "protect": {"type": "list", "elements": "str", "default": []},
     "deadlines": {"type": "dict", "options": DEADLINES, "default": {}},
     "hung": {"type": "bool", "default": False},

@@ -195,8 +195,10 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import CONTAINER, DEVICES, look_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.guests import judge_absence
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import look
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.pve import read_guest
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.vantage import vantage
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import driver_row, gpu_rows, guest_row
 
@@ -205,6 +207,11 @@ def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """The module's result for these parameters."""
     options = look_options(params)
     snapshot = look(options)
+    guest = snapshot.guest
+    if guest is not None and guest.state in ("stopped", "unknown"):
+        absence = judge_absence(guest, read_guest(guest.vmid, params["pve_dir"]))
+        if absence:
+            raise CleanSlateError(absence[0].message)
     return {
         "vantage": vantage(options.proc),
         "container": guest_row(snapshot.guest),

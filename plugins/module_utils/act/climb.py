@@ -126,6 +126,7 @@ class Report:
     ended: list[t.Mapping[str, t.Any]] = field(default_factory=list)
     pinned: t.Optional[PinnedWait] = None
     spared: tuple[Spared, ...] = ()
+    resets: dict[str, float] = field(default_factory=dict)
     leader_died_at: t.Optional[float] = None
     server_uid: t.Optional[int] = None
 
@@ -344,7 +345,7 @@ class Climber:
         """Where all that was not enough: restart the container, reset the GPUs; only with the operator's word."""
         guest = snapshot.guest
         if "container_stop" in self.rungs and guest is not None and self._in_the_way(snapshot, selection, guest):
-            limits = (self.deadlines.container_stop, self.deadlines.container_start)
+            limits = (self.deadlines.container_stop + self._unpin_s(), self.deadlines.container_start)
             done = stop_container(
                 snapshot, selection, guest, self.optin, limits, (self.options.proc, self.options.sys)
             )
@@ -400,6 +401,7 @@ class Climber:
         """Write the rung down. What was said of the state before it no longer holds once it has acted."""
         stayed = tuple(Stayed(process, why) for process, why in done.stuck)
         if done.acted:
+            self.report.resets.update(done.resets)
             self.report.reasons[:] = [one for one in self.report.reasons if one.code not in STATE_CODES]
         self.report.reasons.extend(done.reasons)
         before = dict(snapshot.processes)

@@ -8,13 +8,14 @@ operator's word for exactly that container or GPU, and what stands against it is
 from __future__ import annotations
 
 import typing as t
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..decide.optin import others_in_container, refuse_container_stop, refuse_gpu_reset
 from ..decide.ports import program_of
 from ..decide.targets import Selection
 from ..model import Gpu, Process, Reason
 from ..observe.cgroupfs import guest_directories, pids_below, read_mounts
+from ..observe.kernel_log import log_clock_s
 from ..observe.pve import read_guest
 from ..snapshot import Guest, Snapshot
 from .guest import restart_container
@@ -36,7 +37,9 @@ class OptIn:
 
 @dataclass(frozen=True)
 class LastRung:
-    """What became of such a rung. ``acted``: anything was done at all; ``stuck``: who kept it from succeeding."""
+    """What became of such a rung. ``acted``: anything was done at all; ``stuck``: who kept it from succeeding;
+    ``resets``: when a GPU (bus id) was reset, by the kernel log's clock: what was reported before counts no more.
+    """
 
     acted: bool
     steps: tuple[t.Mapping[str, t.Any], ...] = ()
@@ -44,6 +47,7 @@ class LastRung:
     reasons: tuple[Reason, ...] = ()
     seconds: float = 0.0
     note: str = ""
+    resets: t.Mapping[str, float] = field(default_factory=dict)
 
 
 def container_stop_refusals(
@@ -73,7 +77,7 @@ def stop_container(
     )
     note = "" if not outcome.stopped else "stopped and started again" if outcome.started else "stopped, not started"
     return LastRung(
-        acted=True,
+        acted=bool(outcome.steps),
         steps=outcome.steps,
         stuck=tuple((one.process, one.why) for one in outcome.blockers),
         reasons=outcome.reasons,
@@ -106,7 +110,9 @@ def reset_stuck_gpus(
     outcome = reset_gpus(gpus, deadline_s)
     note = ", ".join(f"GPU {one.index} {'reset' if one.done else 'not reset'}" for one in outcome.gpus)
     acted = bool(outcome.steps)
-    return LastRung(acted, outcome.steps, (), outcome.reasons, outcome.seconds, note)
+    now = log_clock_s()
+    resets = {one.bus_id: now for one in outcome.gpus if one.done and one.bus_id}
+    return LastRung(acted, outcome.steps, (), outcome.reasons, outcome.seconds, note, resets)
 
 
 def planned_for_container(guest: Guest, refused: t.Sequence[Reason], snapshot: Snapshot) -> tuple[str, ...]:

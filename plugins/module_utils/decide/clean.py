@@ -62,6 +62,7 @@ class Limits:
     expected_gpus: t.Optional[int] = None
     allow_simulated: bool = False
     xid_window_s: float = 0.0
+    gpu_resets: t.Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Facts:
     kernel_gpu_count: t.Optional[int] = None
     cuda_errors: t.Optional[t.Mapping[int, t.Optional[str]]] = None
     kernel_log: t.Optional[KernelLog] = None
-    kernel_clock_s: float = 0.0
+    guest_reasons: tuple[Reason, ...] = ()
 
 
 def judge(facts: Facts, limits: Limits) -> Verdict:
@@ -92,9 +93,15 @@ def judge(facts: Facts, limits: Limits) -> Verdict:
             reasons += _gpu(gpu, facts, limits)
         reasons += _scan(facts)
         reasons += judge_xids(
-            facts.snapshot.gpus, facts.kernel_log, facts.kernel_clock_s, limits.xid_window_s, facts.vantage
+            facts.snapshot.gpus,
+            facts.kernel_log,
+            facts.kernel_log.now_s if facts.kernel_log else 0.0,
+            limits.xid_window_s,
+            facts.vantage,
+            limits.gpu_resets,
         )
     reasons += _guest(facts)
+    reasons += facts.guest_reasons
     reasons += _host_memory(facts, limits)
     reasons += _ports(facts, limits)
     reasons += _shm(facts, limits)
@@ -379,12 +386,8 @@ def _guest(facts: Facts) -> list[Reason]:
         )
         result.append(Reason("container_broken", text, guest.label))
     elif guest.state == "stopped":
-        text = f"{guest.label} does not run on this node (no cgroup): start it (pct start {guest.vmid})"
+        text = f"{guest.label} does not run on this node (it has no cgroup). To start it: pct start {guest.vmid}"
         result.append(Reason("container_stopped", text, guest.label))
-    elif guest.state == "unknown":
-        words = "; ".join(f"{one.call}: {one.message}" for one in guest.problems) or "it has a cgroup without processes"
-        text = f"whether {guest.label} runs can't be told: {words}"
-        result.append(Reason("container_unknown", text, guest.label, means="unknown"))
     for stuck in guest.stuck:
         process = facts.snapshot.processes.get(stuck.pid)
         title = program_of(process) if process else "?"

@@ -9,7 +9,8 @@ import typing as t
 
 from ..cgroups import guest_of, unit_of, unit_path_of
 from ..errors import UnknownDevice
-from ..model import Gpu, Process
+from ..model import Gpu, Process, Reason
+from ..proxmox import GuestConfig
 from ..sglang.cmdline import worker_role
 from ..snapshot import Guest, Snapshot, Unit
 from .gpus import choose_gpus, names_gpu
@@ -54,6 +55,22 @@ def guest_unit(
     )
     main_pid = leader.pid if alone and leader.ppid in inits else 0
     return Unit(name, main_pid, "", "active", "loaded", path)
+
+
+def judge_absence(guest: Guest, config: GuestConfig) -> list[Reason]:
+    """What it means that a container has no processes here. Nothing, where this node has it and it is stopped."""
+    if config.exists is False:
+        text = (
+            f"there is no {guest.label} on this node: no cgroup, and no configuration of it. `pct list` and `pvesh get "
+            "/nodes` tell where it lives; name that node (sglang_proxmox_host)"
+        )
+        return [Reason("container_not_here", text, guest.label)]
+    if config.exists is None or guest.state == "unknown":
+        problems = guest.problems + config.problems
+        words = "; ".join(f"{one.call}: {one.message}" for one in problems) or "it has a cgroup without processes"
+        text = f"{guest.label} has no processes here, and whether it is this node's can't be told: {words}"
+        return [Reason("container_unknown", text, guest.label, means="unknown")]
+    return []
 
 
 def same_gpus(guest: Guest, gpus: t.Sequence[Gpu]) -> bool:
