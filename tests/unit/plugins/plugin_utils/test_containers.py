@@ -134,7 +134,7 @@ def test_the_node_is_told_uuids(server: dict[str, t.Any], gpus: t.Any, before: t
 
 
 def test_baselines_go_by_uuid_as_well() -> None:
-    known = {"0": 150, "GPU-bbbb": 10, 7: 5}
+    known: dict[t.Any, int] = {"0": 150, "GPU-bbbb": 10, 7: 5}
     assert containers.node_baselines(known, GPUS) == {"GPU-aaaa": 150, "GPU-bbbb": 10, "7": 5}
     assert containers.node_baselines(known, None, None) == {"0": 150, "GPU-bbbb": 10, "7": 5}
 
@@ -144,7 +144,13 @@ SEEN: dict[str, t.Any] = {"gpus": GPUS, "container": {"state": "running", "init_
 
 
 def node_problems(**changes: t.Any) -> list[str]:
-    given = {"uid": ROOT, "info": SEEN, "needs_gpus": True, "inside": True, "namespaces": ["pid:[1]", "pid:[1]"]}
+    given: dict[str, t.Any] = {
+        "uid": ROOT,
+        "info": SEEN,
+        "needs_gpus": True,
+        "inside": True,
+        "namespaces": ["pid:[1]", "pid:[1]"],
+    }
     given.update(changes)
     return containers.node_problems("ct129", "pve1", 129, **given)
 

@@ -212,7 +212,7 @@ def test_a_node_that_failed_without_a_report_is_named() -> None:
 
 
 def test_a_joint_verdict_shows_each_view_and_says_from_where_a_reason_is() -> None:
-    joint = {
+    joint: dict[str, t.Any] = {
         "verdict": "dirty",
         "reasons": [{"code": "held", "message": "GPU 0 is held", "seen_from": "node pve1"}],
         "views": {
@@ -269,7 +269,7 @@ def test_a_container_is_shown_from_its_node_as_well() -> None:
     gpu = {"index": 4, "name": "H200", "memory": {"used_mib": 602, "total_mib": 143771}, "holders": [holder]}
     stuck = {"pid": 21360, "state": "D", "wchan": "fuse_wait"}
     by_node = {"gpus": [gpu], "container": {"vmid": "129", "state": "broken", "stuck": [stuck], "problems": []}}
-    inside = {"gpus": [], "problems": []}
+    inside: dict[str, t.Any] = {"gpus": [], "problems": []}
     results = {"host": "ct129", "node": "pve1", "node_info": by_node}
     both = "\n".join(report.inspect_lines({**results, "gpu_info": inside}))
     alone = "\n".join(report.inspect_lines({**results, "gpu_info": {"skipped": True}}))
