@@ -55,8 +55,8 @@ PrintMotd no
 MaxStartups 50
 Subsystem sftp internal-sftp
 """
-# In a mount namespace of its own: pct where community.proxmox looks for it, /etc/pve, a /run for sshd, a home for root (the
-# settings of the machine's own root may wait for locks of their own).
+# In a mount namespace of its own: pct where community.proxmox looks for it, /etc/pve, a /run for sshd, and a home: what
+# the machine's own /root has in its files may wait for locks.
 START = """\
 set -e
 mount -t overlay overlay -o lowerdir=/usr/sbin,upperdir="$1/sbin/upper",workdir="$1/sbin/work" /usr/sbin

@@ -229,8 +229,15 @@ class Census:
 
 
 def everybody_in(guest: Guest) -> set[int]:
-    """Outer pids of all processes that the container sees."""
-    return {one.outer_pid for one in guest.box.processes().values()}
+    """Outer pids of all processes that the container sees, but for sessions, which end by themselves."""
+    return {one.outer_pid for one in guest.box.processes().values() if not _of_a_session(one.outer_pid)}
+
+
+def _of_a_session(pid: int) -> bool:
+    try:
+        return "/user.slice/" in Path(f"/proc/{pid}/cgroup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @contextlib.contextmanager
