@@ -46,6 +46,8 @@ def test_a_plain_server_has_no_problems() -> None:
         ({"flags": {"--model-path": "/m", "api-key": "x"}}, "'api_key' is given as the server's own"),
         ({"flags": {"model": "/m", "config": "x"}}, "'config' is not possible"),
         ({"flags": "x"}, "flags"),
+        ({"rungs": ["kill", "container_stopp"]}, "value of rungs must be one or more of"),
+        ({"deadlines": {"attach": "soon"}}, "attach"),
         ({"deadlines": {"kil": 1}}, "deadlines: unknown key 'kil'; did you mean 'kill'?"),
     ],
 )
