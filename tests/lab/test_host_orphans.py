@@ -13,7 +13,6 @@ import pytest
 from ansible_collections.cleanslate.sglang.tests.lab.gpus import USED_MIB
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import API_KEY
 from ansible_collections.cleanslate.sglang.tests.lab.node import Guest, Node, outsider
-from ansible_collections.cleanslate.sglang.tests.lab.rootfs import MODEL
 from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     OTHER_PORT,
     PORT,
@@ -76,7 +75,8 @@ def test_exactly_the_invisible_go(
         assert old.pid in {one["pid"] for one in inside["ended"]}
         assert {one["pid"] for one in outside["ended"]} == pids and outside["verdict"] == "evicted"
         assert outside["before"][0]["used_mib"] == 2 * USED_MIB and outside["after"][0]["used_mib"] == 0
-        assert {one["lxc"] for one in outside["ended"]} == {str(mine.vmid)}
+        rows = outside["before"][0]["holders"]
+        assert {(one["pid"], one["lxc"]) for one in rows} == {(pid, str(mine.vmid)) for pid in pids}
         verdict = joint_verdict(run)
         assert verdict["verdict"] == "clean"
         assert {view["verdict"] for view in verdict["views"].values()} == {"clean"}
@@ -88,9 +88,8 @@ def test_exactly_the_invisible_go(
         assert ask(other.box, "GET", "/health", OTHER_PORT)[0] == 200
         words = {holder: "hold_device", bystanders["dcgm"]: "dcgm-exporter", bystanders["jupyter"]: "ipykernel"}
         assert_state(host_of_node(node), living=words, gone=sorted(pids))
-        assert MODEL in leaders(mine.box)[0].title or leaders(mine.box)
     # Nothing of it needed an attach.
-    assert not [call for call in node.pct_calls("exec") if call.rc is None and not call.hung and attach == "hangs"]
+    assert not node.pct_calls("exec")
 
 
 def test_unprivileged(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -128,7 +127,7 @@ def test_check_mode_touches_nothing(node: Node, tmp_path: Path) -> None:
             everybody.check()
             _inside, outside = evictions(run)
             assert outside["verdict"] == "planned"
-            assert f"'pid': {orphan.pid}," in str(outside["plan"]), outside["plan"]
+            assert f"pid {orphan.pid} sglang::scheduler_TP0" in str(outside["plan"]), outside["plan"]
             assert not node.pct_calls("stop")
 
 
