@@ -76,7 +76,6 @@ def test_a_node_that_must_not_act_is_not_even_asked(fleet: Scripted) -> None:
     assert not [row for row in fleet.rows() if row["key"].endswith("@node")]
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize(
     "inside",
     [evicted("failed", "term", "kill"), TIMED_OUT],
@@ -113,7 +112,6 @@ def test_both_are_asked_once_more_before_anybody_is_evicted(fleet: Scripted) -> 
     assert fleet.calls() == [*INSIDE, "clean_state@inside", "clean_state@node", *START]
 
 
-@pytest.mark.promise
 def test_a_free_gpu_of_the_node_does_not_outvote_the_container(fleet: Scripted) -> None:
     fleet.script("clean_state@inside", dirty("container", "held_elsewhere"))
     run = fleet.run("relaunch")
