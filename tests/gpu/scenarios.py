@@ -9,7 +9,8 @@ Scenarios run in the given order; each one takes the host as the one before left
 DIR/report.json after each scenario, so that a run that is cut off still tells what it saw. A scenario that goes wrong
 is reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
 
-one GPU:   start serving killed hung orphan from_orphan hicache from_hicache hicache_killed timing teardown
+one GPU:   start serving killed hung orphan from_orphan hicache from_hicache hicache_killed timing namespaces
+           teardown
 two GPUs:  neighbour tp2 tp2_killed
 """
 
@@ -365,6 +366,57 @@ def timing(lab: Lab) -> Figures:
     }
 
 
+# What our look shows of the first GPU, as seen from wherever this runs.
+LOOK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import look
+from ansible_collections.cleanslate.sglang.plugins.module_utils.results import gpu_rows
+seen = look.look(look.LookOptions(devices=("0",)))
+row = gpu_rows(seen)[0]
+holders = [{key: one[key] for key in ("pid", "inner_pid", "title", "evidence")} for one in row["holders"]]
+listed = [one["pid"] for one in row["processes"] or ()]
+print(json.dumps({"used_mib": row["memory"]["used_mib"], "holders": holders, "listed": listed}))
+"""
+ONE_GIB = """
+import signal, torch
+memory = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"); torch.cuda.synchronize()
+print("holding", flush=True)
+signal.pause()
+"""
+OWN_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def namespaces(lab: Lab) -> Figures:
+    """The node's view and a container's: a holder in a PID namespace below is seen from above with both its pids; one
+    above is memory that nobody holds as seen from below.
+    """
+    lab.playbook("teardown.yml", {}, ["0"])
+    seen = {}
+    for place, wrapper in (("below", OWN_NAMESPACE), ("above", [])):
+        words = [*wrapper, lab.python, "-c", ONE_GIB]
+        holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "holding\n"
+            seen[f"holder {place}, seen from above"] = look_from([])
+            seen[f"holder {place}, seen from below"] = look_from(OWN_NAMESPACE)
+        finally:
+            os.killpg(holder.pid, signal.SIGKILL)
+            holder.wait(timeout=60)
+    (below,) = seen["holder below, seen from above"]["holders"]
+    assert below["inner_pid"] == 1 and below["pid"] != 1, seen
+    outside = seen["holder above, seen from below"]
+    assert outside["used_mib"] > 1024 and not outside["holders"], seen
+    return seen
+
+
+def look_from(wrapper: t.Sequence[str]) -> Figures:
+    words = [*wrapper, sys.executable, "-c", LOOK, str(ROOT / ".collections")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    return t.cast(Figures, json.loads(done.stdout))
+
+
 def teardown(lab: Lab) -> Figures:
     return {"teardown": short(lab.playbook("teardown.yml", {}, ["0"])), "used_mib": used_mib()}
 
@@ -446,7 +498,8 @@ def tp2_killed(lab: Lab) -> Figures:
 SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
     function.__name__: function
     for function in (
-        start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing, teardown,
+        start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing,
+        namespaces, teardown,
         neighbour, tp2, tp2_killed,
     )
 }  # fmt: skip
