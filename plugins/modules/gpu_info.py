@@ -174,7 +174,8 @@ gpus:
 container:
   description: The container as the node sees it, with C(vmid), C(state) (V(running), V(broken) without an init,
     V(stopped) or V(unknown)), C(members), C(init_pid), C(unprivileged), C(gpu_nodes), and C(stuck) processes that
-    SIGKILL does not end.
+    SIGKILL does not end; C(node_available_mib) is the node's own MemAvailable, C(headroom_mib) what the container's memory
+    limit leaves (V(null) without one).
   returned: success, V(null) without O(container)
   type: dict
   sample: {vmid: "129", state: running, members: 31, init_pid: 4242, unprivileged: true, gpu_nodes: [0, 1], stuck: []}
@@ -198,6 +199,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.guests import judge_absence
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import look
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.memory import read_guest_limit, read_meminfo
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.pve import read_guest
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.vantage import vantage
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import driver_row, gpu_rows, guest_row
@@ -214,7 +216,7 @@ def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
             raise CleanSlateError(absence[0].message)
     return {
         "vantage": vantage(options.proc),
-        "container": guest_row(snapshot.guest),
+        "container": None if guest is None else {**(guest_row(guest) or {}), **memory_of(guest.vmid, options.proc)},
         **driver_row(snapshot),
         "gpus": None if snapshot.reading.gpus is None else gpu_rows(snapshot, options.proc),
         "scan": {
@@ -225,6 +227,12 @@ def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         },
         "seconds": snapshot.reading.seconds,
     }
+
+
+def memory_of(vmid: str, proc: str) -> dict[str, t.Any]:
+    """What the node has left, and what the container may still take of it, in MiB. Kernel files, which never wait."""
+    memory, limit = read_meminfo(proc), read_guest_limit(vmid, proc)
+    return {"node_available_mib": memory.mem_available_mib, "headroom_mib": limit.headroom_mib}
 
 
 def main() -> t.NoReturn:
