@@ -43,7 +43,7 @@ GPU_RESETS = ("--gpu-reset", "reset")
 
 
 def evict(node: Node, scratch: Path, guest: Guest, *rungs: str, **more: t.Any) -> dict[str, t.Any]:
-    """gpu_evict on the node with these rungs alone; its result."""
+    """gpu_evict on the node with these rungs alone; its result, and whether it ``failed``."""
     arguments = {
         "container": str(guest.vmid),
         "name": "chat",
@@ -54,8 +54,8 @@ def evict(node: Node, scratch: Path, guest: Guest, *rungs: str, **more: t.Any) -
         "deadlines": DEADLINES,
         **more,
     }
-    result: dict[str, t.Any] = run_module_on_node(node, "gpu_evict", arguments, scratch).result
-    return result
+    done = run_module_on_node(node, "gpu_evict", arguments, scratch)
+    return {**done.result, "failed": done.status == "failed"}
 
 
 # --- container_stop ---------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_reset_frees_what_nobody_holds(node: Node, tmp_path: Path) -> None:
         traced = trace_node(node)
         arguments = {"confirm_gpu_reset": ["0"]}
         result = evict(node, tmp_path, guest, "gpu_reset", **arguments)
-        assert not result.get("failed"), result
+        assert not result["failed"], result
         actions = node.gpus.nvml.actions()
         assert actions == ["pm 0 0", "reset 0", "pm 0 1"], actions
         assert result["after"][0]["used_mib"] == 0

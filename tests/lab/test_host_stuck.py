@@ -29,6 +29,7 @@ from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
 pytestmark = pytest.mark.lab
 
 SILENT = "mnt/silent"
+WAITS_FOR_FUSE = ("request_wait_answer", "fuse_wait_answer")
 
 
 def test_init_dead_child_unkillable(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -45,7 +46,7 @@ def test_init_dead_child_unkillable(node: Node, tmp_path: Path, request: pytest.
             argv = [SGLANG_PYTHON, f"{DOUBLES}/fixtures/hold_device.py", *words]
             guest.box.run(["systemd-run", "--quiet", "--unit=stuck", "--", *argv], 30).check()
             (stuck,) = wait_for("a holder of GPU 0", lambda: node.gpus.holders(0), 20)
-            wait_for("it reads", lambda: "fuse" in wchan(stuck), 20)
+            wait_for("it reads", lambda: wchan(stuck) in WAITS_FOR_FUSE, 20)
             os.kill(guest.box.outer_init, signal.SIGKILL)
             wait_for("it can't die", lambda: state(stuck) == "D", 20)
             spared = Census.of([holder])
@@ -54,7 +55,7 @@ def test_init_dead_child_unkillable(node: Node, tmp_path: Path, request: pytest.
                 run = run_host(guest, "teardown", tmp_path, "-e", "server=chat")
             assert run.rc == 2, run.stdout
             _inside, outside = evictions(run)
-            assert outside["verdict"] in ("failed", "unknown") and outside["failed"], outside
+            assert outside["verdict"] in ("failed", "unknown"), outside
             assert named(outside, stuck), outside
             assert str(stuck) in outside["msg"] and wchan(stuck) in outside["msg"], outside["msg"]
 
@@ -84,4 +85,4 @@ def wchan(pid: int) -> str:
 def named(result: dict[str, object], pid: int) -> bool:
     """Whether the unkillable process is told with its state and what it waits on."""
     rows = result.get("unkillable") or result.get("stuck") or []
-    return any(row["pid"] == pid and row["state"] == "D" and "fuse" in str(row["wchan"]) for row in rows)  # type: ignore[attr-defined]
+    return any(row["pid"] == pid and row["state"] == "D" and row["wchan"] in WAITS_FOR_FUSE for row in rows)  # type: ignore[attr-defined]
