@@ -12,14 +12,14 @@ import time
 import typing as t
 from dataclasses import dataclass
 
-from .decide.clean import Facts, Limits, Sample, judge
+from .decide.clean import Facts, Limits, Sample, counts_as_holder, judge
 from .decide.devicerules import device_rule_problems
-from .decide.guests import judge_absence
+from .decide.guests import judge_absence, judge_nodes
 from .decide.leftovers import Leftover, judge_leftover
 from .errors import CleanSlateError
 from .model import CgroupLimit, HostMemory, PortUse, Reason, ShmReading, to_json
 from .observe.cuda import probe_cuda
-from .observe.guest import shm_opener, uid_outside
+from .observe.guest import outsiders, shm_opener, uid_outside
 from .observe.inside import device_numbers
 from .observe.kernel_log import KMSG, read_kernel_log
 from .observe.look import LookOptions, look
@@ -108,7 +108,9 @@ def assess(wanted: Wanted) -> dict[str, t.Any]:
 def _sample(snapshot: Snapshot, at_s: float) -> Sample:
     used = {gpu.index: gpu.memory.used_mib if gpu.memory else None for gpu in snapshot.gpus}
     holders = {
-        gpu.index: tuple(one.pid for one in snapshot.holders[gpu.index].holders if one.protected is None)
+        gpu.index: tuple(
+            one.pid for one in snapshot.holders[gpu.index].holders if counts_as_holder(one, snapshot)
+        )
         for gpu in snapshot.gpus
     }
     return Sample(round(at_s, 3), used, holders)
@@ -122,7 +124,7 @@ def _facts(
     guest_reasons: tuple[Reason, ...],
 ) -> Facts:
     proc = wanted.look.proc
-    memory, cgroup, shm, ports = _host_readings(wanted, snapshot.guest)
+    memory, cgroup, shm, ports = _host_readings(wanted, snapshot)
     seen_from = wanted.vantage or vantage(proc)
     look_at_log = seen_from == "host" and wanted.limits.xid_window_s > 0
     return Facts(
@@ -144,7 +146,7 @@ def _facts(
 HostReadings = tuple[HostMemory, CgroupLimit, ShmReading, t.Optional[tuple[PortUse, ...]]]
 
 
-def _host_readings(wanted: Wanted, guest: t.Optional[Guest]) -> HostReadings:
+def _host_readings(wanted: Wanted, snapshot: Snapshot) -> HostReadings:
     """Memory, its cgroup, shared memory and ports, read in a child: lxcfs and a stuck process's mappings can hang. Of a
     container the memory is the node's, all the rest its own.
 
@@ -152,13 +154,15 @@ def _host_readings(wanted: Wanted, guest: t.Optional[Guest]) -> HostReadings:
         CleanSlateError: there was no answer in time.
     """
     proc, sys, ports = wanted.look.proc, wanted.look.sys, wanted.limits.ports
+    guest = snapshot.guest
+    creators = outsiders(guest, snapshot.processes) if guest else None
 
     def read() -> HostReadings:
         memory = read_meminfo(proc)
         if guest is None:
             uses = read_ports(proc, ports) if ports else ()
             return memory, read_cgroup_limit(proc, sys), read_shm(wanted.shm_dir, proc), uses
-        shm = read_shm(wanted.shm_dir, proc, shm_opener(guest, wanted.shm_dir, proc), inner=True)
+        shm = read_shm(wanted.shm_dir, proc, shm_opener(guest, wanted.shm_dir, proc), creators)
         of = guest.root_pid
         uses = () if not ports else None if of is None else read_ports(proc, ports, of)
         return memory, read_guest_limit(guest.vmid, proc, sys), shm, uses
@@ -200,15 +204,16 @@ def _guest_reasons(wanted: Wanted, guest: t.Optional[Guest]) -> tuple[Reason, ..
     if guest is None:
         return ()
     config = read_guest_config(guest.vmid, wanted.pve_dir)
+    wanting = [] if wanted.look.without_gpus else judge_nodes(guest, config)
     if guest.state in ("stopped", "unknown"):
         return tuple(judge_absence(guest, config))
     root_pid, proc = guest.root_pid, wanted.look.proc
     called = fetch_bounded(lambda: device_numbers(root_pid, "/dev", proc) if root_pid else None, READINGS_DEADLINE_S)
     if config.exists is not True or not called.ok or called.value is None:
-        return ()
+        return tuple(wanting)
     nodes = [f"/dev/{name} {major}:{minor}" for name, major, minor in called.value if name.startswith("nvidia")]
     devices = read_text(f"{proc}/devices")
-    return tuple(device_rule_problems(devices, config.device_rules, nodes, guest.vmid))
+    return (*wanting, *device_rule_problems(devices, config.device_rules, nodes, guest.vmid))
 
 
 def _uid_inside(guest: Guest, wanted: Wanted) -> t.Optional[int]:

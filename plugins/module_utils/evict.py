@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import time
 import typing as t
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
 from .decide.targets import RecordedLaunch, Request
 from .errors import CleanSlateError
-from .model import Process, Reason, to_json
-from .observe.guest import shm_opener
+from .model import Process, Reason, ShmFile, to_json
+from .observe.guest import outsiders, shm_opener
 from .observe.inside import load_inside, real_path_inside
 from .observe.look import LookOptions, bounded_view
 from .observe.procfs import read_boot_id, read_identity
@@ -29,7 +30,7 @@ from .observe.shm import read_shm
 from .observe.vantage import vantage
 from .results import guest_row, memory_rows
 from .sglang.cmdline import is_leader
-from .sglang.record import CURRENT, Record, find_recorded, parse, recorded_process
+from .sglang.record import CURRENT, Record, find_recorded, parse, recorded_process, server_dir
 from .snapshot import Guest
 from .spawn import fetch_bounded
 
@@ -79,6 +80,7 @@ def evict(order: Order) -> dict[str, t.Any]:
         CleanSlateError: the order makes no sense, names an unknown GPU, or this Python has no pidfd.
     """
     _validate(order)
+    _allow_many_descriptors()
     started = time.monotonic()
     climber = Climber(
         options=order.look,
@@ -119,6 +121,12 @@ def evict(order: Order) -> dict[str, t.Any]:
         "simulated": bool(climber.before and climber.before.simulated),
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _allow_many_descriptors() -> None:
+    """Each process that is signalled is held by a descriptor: a fork storm must not use up the soft limit of 1024."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _report_absent(order: Order, climber: Climber) -> None:
@@ -185,6 +193,12 @@ def _request(order: Order) -> Request:
     )
 
 
+def _has_config(process: Process, record: Record) -> bool:
+    """Whether its command line names the launch's own configuration file, which no other launch has."""
+    path = record.config
+    return path is not None and os.path.isabs(path) and path in process.argv and is_leader(process.argv)
+
+
 def _program_inside(record: Record, guest: t.Optional[Guest], proc: str) -> t.Optional[str]:
     """The interpreter's file, as /proc/PID/exe of the container's processes names it."""
     root_pid, python = (guest.root_pid if guest else None), record.python
@@ -207,8 +221,9 @@ def _find_record(order: Order) -> t.Optional[Record]:
     root_pid = guest.root_pid if guest else None
     if root_pid is None:
         return None  # nobody leads into it: then its port and its unit tell the server
-    path = f"{order.state_dir}/{name}/{CURRENT}"
-    called = fetch_bounded(lambda: load_inside(root_pid, path, order.look.proc), SHM_DEADLINE_S)
+    path = f"{server_dir(order.state_dir, name)}/{CURRENT}"
+    owner = guest.uid_base if guest else None
+    called = fetch_bounded(lambda: load_inside(root_pid, path, order.look.proc, owner=owner), SHM_DEADLINE_S)
     if not called.ok:
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
         raise CleanSlateError(f"the record {path} of container {order.look.container} can't be read: {why}.")
@@ -267,19 +282,23 @@ def _recorded_inside(record: Record, order: Order, boot_id: t.Optional[str]) -> 
     still in it; a number that another process got since is no session of its.
     """
     processes, _scan, _leaders, guest = bounded_view(order.look)
-    inside = {pid: processes[pid] for pid in (guest.members if guest else ())}
-    for one in inside.values():
-        same = (one.inner_pid, one.start_ticks) == (record.pid, record.start_ticks) and record.boot_id == boot_id
-        by_config = record.config is not None and record.config in one.argv and is_leader(one.argv)
-        if (same or by_config) and not one.dead:
-            return _launch_of(one, record, boot_id)
-    taken = any(one.inner_pid == record.pid and one.start_ticks != record.start_ticks for one in inside.values())
-    sids = {one.sid for one in inside.values() if len(one.nssid) > 1 and one.nssid[-1] == record.sid and one.sid > 0}
+    if guest is None:
+        raise CleanSlateError(f"container {order.look.container} could not be looked at.")
+    inside = [processes[pid] for pid in sorted(guest.members) if not processes[pid].dead]
+    # A container has a boot id of its own; it is this boot's as long as the container runs.
+    same_boot = record.boot_id is not None and record.boot_id in (guest.boot_id, boot_id)
+    by_pid = [one for one in inside if guest.pid_inside(one.nspid) == record.pid]
+    by_config = [one for one in inside if _has_config(one, record)]
+    same = [one for one in by_pid if one.start_ticks == record.start_ticks] if same_boot else []
+    for one in (same + by_config)[:1]:
+        return _launch_of(one, record, boot_id)
+    taken = any(one.start_ticks != record.start_ticks for one in by_pid)
+    sids = {one.sid for one in inside if guest.pid_inside(one.nssid) == record.sid and one.sid > 0}
     return RecordedLaunch(
         pid=None,
         start_ticks=record.start_ticks,
         sid=sids.pop() if len(sids) == 1 and not taken else None,
-        boot_id=record.boot_id,
+        boot_id=boot_id if same_boot else record.boot_id,
         unit=record.unit,
         port=record.port,
         program=_program_inside(record, guest, order.look.proc),
@@ -294,9 +313,8 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
     """
     guest = climber.after.guest if climber.after else None
     open_shm = None if guest is None else shm_opener(guest, order.shm_dir, order.look.proc)
-    called = fetch_bounded(
-        lambda: read_shm(order.shm_dir, order.look.proc, open_shm, guest is not None), SHM_DEADLINE_S
-    )
+    inner = outsiders(guest, climber.after.processes) if guest and climber.after else None
+    called = fetch_bounded(lambda: read_shm(order.shm_dir, order.look.proc, open_shm, inner), SHM_DEADLINE_S)
     if not called.ok:
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
         return [], [{"name": order.shm_dir, "path": order.shm_dir, "why": f"it could not be looked at: {why}"}]
@@ -314,12 +332,22 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
                 continue
             kept.append({"name": file.name, "why": leftover.why})
             continue
-        error = None if order.check_mode else remove_leftover(order.shm_dir, file, open_shm)
+        error = None if order.check_mode else _remove(order.shm_dir, file, open_shm)
         if error is None:
             removed.append(file.name)
         else:
             kept.append({"name": file.name, "why": error})
     return removed, kept
+
+
+def _remove(path: str, file: ShmFile, opener: t.Optional[t.Callable[[], int]]) -> t.Optional[str]:
+    """Remove one leftover; of a container in a child, since its file systems may hang at any moment."""
+    if opener is None:
+        return remove_leftover(path, file)
+    called = fetch_bounded(lambda: remove_leftover(path, file, opener), SHM_DEADLINE_S)
+    if not called.ok:
+        return called.error or f"{file.name}: no answer within {SHM_DEADLINE_S:g} s"
+    return t.cast("t.Optional[str]", called.value)
 
 
 def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:

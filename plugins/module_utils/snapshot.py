@@ -50,7 +50,9 @@ class Guest:
 
     ``state``: running, broken (processes without an init: nobody can attach), stopped or unknown. ``inits``: pid 1 of
     it, also of an earlier run that could not end. ``root_pid``: a living member through whose /proc/PID/root its files
-    are found. ``device_minors``: the GPU nodes in its /dev; None: not known. ``uid_base``: what its uid 0 is outside.
+    are found, and ``root_start`` its start time; ``depth``: at which place of NSpid its own pids stand; ``boot_id``:
+    what its processes take for this boot (LXC gives each container one). ``device_minors``: the GPU nodes in its /dev;
+    None: not known. ``uid_base``: what its uid 0 is outside. ``problems``: what could not be seen of it.
     """
 
     vmid: str
@@ -59,6 +61,9 @@ class Guest:
     inits: frozenset[int] = frozenset()
     init_pid: t.Optional[int] = None
     root_pid: t.Optional[int] = None
+    root_start: t.Optional[int] = None
+    depth: int = 2
+    boot_id: t.Optional[str] = None
     uid_base: t.Optional[int] = None
     device_minors: t.Optional[frozenset[int]] = None
     stuck: tuple[Stuck, ...] = ()
@@ -68,6 +73,10 @@ class Guest:
     @property
     def label(self) -> str:
         return f"container {self.vmid}"
+
+    def pid_inside(self, numbers: t.Sequence[int]) -> t.Optional[int]:
+        """The container's own number among those of NSpid or NSsid; None for somebody outside of its PID namespace."""
+        return numbers[self.depth - 1] if len(numbers) >= self.depth else None
 
     @property
     def unprivileged(self) -> t.Optional[bool]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from .errors import CleanSlateError
 
 OUTPUT_LIMIT_BYTES = 16 * 2**20
+FETCH_LIMIT_BYTES = 256 * 2**20  # our own values: a look at a host with many thousand processes
 REAP_GRACE_S = 1.0
 
 
@@ -126,12 +127,14 @@ def _call(
         _call_child(function, result_w, dump)
     os.close(result_w)
     end = time.monotonic() + deadline_s
-    chunks, timed_out = _collect({result_r: "result"}, pid, end)
+    chunks, timed_out = _collect({result_r: "result"}, pid, end, FETCH_LIMIT_BYTES)
     # Where it waits is only to be seen before it is ended, and most waits can be ended.
     state, wchan = _state_of(pid) if timed_out else (None, None)
     status, stuck = _reap(pid, end, kill_now=timed_out)
     if timed_out:
         return Called(timed_out=True, stuck_pid=stuck, stuck_state=state, stuck_wchan=wchan)
+    if len(chunks["result"]) >= FETCH_LIMIT_BYTES:
+        return Called(error=f"the helper's answer is larger than {FETCH_LIMIT_BYTES // 2**20} MiB")
     try:
         answer = load(chunks["result"])
     except (ValueError, EOFError, pickle.UnpicklingError):
@@ -294,7 +297,9 @@ def _feed(fd: int, data: t.Optional[bytes]) -> None:
         os.close(fd)
 
 
-def _collect(names: dict[int, str], pid: t.Optional[int], end: float) -> tuple[dict[str, bytes], bool]:
+def _collect(
+    names: dict[int, str], pid: t.Optional[int], end: float, limit: int = OUTPUT_LIMIT_BYTES
+) -> tuple[dict[str, bytes], bool]:
     """Read all pipes until they close, the process has ended and they are empty, or the time is up."""
     poller = select.poll()
     for fd in names:
@@ -315,7 +320,7 @@ def _collect(names: dict[int, str], pid: t.Optional[int], end: float) -> tuple[d
                 poller.unregister(fd)
                 open_fds.discard(fd)
                 continue
-            if len(chunks[names[fd]]) < OUTPUT_LIMIT_BYTES:
+            if len(chunks[names[fd]]) < limit:
                 chunks[names[fd]] += data
         # A grandchild may keep a pipe open for ever: the command's own end is what counts.
         if not ready and pid is not None and _has_ended(pid):

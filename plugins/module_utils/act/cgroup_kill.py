@@ -12,10 +12,11 @@ import typing as t
 from ..observe.cgroupfs import directories_of, pids_below, read_mounts
 
 
-def kill_cgroup(path: str, spared: t.Collection[int], proc: str = "/proc") -> t.Optional[str]:
-    """Kill a cgroup that is a server's own. Returns None, or why it was left alone; nobody is left in between.
+def kill_cgroup(path: str, objection: t.Callable[[int], t.Optional[str]], proc: str = "/proc") -> t.Optional[str]:
+    """Kill a cgroup that is a server's own. Returns None, or why it was left alone.
 
-    ``path``: the cgroup as /proc/PID/cgroup names it. ``spared``: pids that must not go; one of them in it stops us.
+    ``path``: the cgroup as /proc/PID/cgroup names it. ``objection``: why a pid that is in it must not go; one such
+    pid stops us. Whoever is forked into it after that is the server's child.
     """
     mounts = [mount for mount in read_mounts(proc) or () if mount.version == 2]
     directories = directories_of(path, mounts)
@@ -26,9 +27,10 @@ def kill_cgroup(path: str, spared: t.Collection[int], proc: str = "/proc") -> t.
     pids = pids_below(directories[0])
     if pids is None:
         return f"who is in {path} can't be read"
-    kept = sorted(pids & set(spared))
-    if kept:
-        return f"pid {', '.join(map(str, kept[:4]))} in {path} must be left alone"
+    for pid in sorted(pids):
+        why = objection(pid)
+        if why:
+            return f"pid {pid} in {path} must be left alone: {why}"
     try:
         with open(f"{directories[0]}/cgroup.kill", "w", encoding="ascii") as stream:
             stream.write("1")

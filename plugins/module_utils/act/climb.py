@@ -316,10 +316,29 @@ class Climber:
             inside = [one for one in snapshot.processes.values() if path in one.cgroups and not one.dead]
             if not inside:
                 continue
-            spared = {one.process.pid for one in self.report.spared} | snapshot.own_pids
-            refused = kill_cgroup(path, spared, self.options.proc)
+            refused = kill_cgroup(path, self._kill_objection(look(self.options)), self.options.proc)
             row = {"what": f"cgroup.kill of {name}", "pid": None, "result": "refused" if refused else "sent"}
             self.report.rungs.append(Rung("kill", ({**row, "detail": refused or ""},), (), (), 0.0))
+
+    def _kill_objection(self, snapshot: Snapshot) -> t.Callable[[int], t.Optional[str]]:
+        """Why a pid in a server's own cgroup must not be killed with it. Only a process that is known, unprotected and
+        within bounds may; one that was forked since this look may if its parent may.
+        """
+
+        def object_to(pid: int, depth: int = 0) -> t.Optional[str]:
+            process = snapshot.processes.get(pid)
+            if process is None:
+                now = read_identity(pid, self.options.proc)
+                if now is None:
+                    return None
+                return object_to(now.ppid, depth + 1) if depth < 3 else "who it is is not known"
+            if elsewhere(process, snapshot):
+                return "it is out of bounds"
+            if snapshot.guest is not None and pid in snapshot.guest.inits:
+                return f"it is the init of {snapshot.guest.label}"
+            return protected_why(process, snapshot.own_pids, self.request.protect, snapshot.units)
+
+        return object_to
 
     def _end_holders(self, _snapshot: Snapshot, selection: Selection) -> bool:
         targets = selection.holders
@@ -402,11 +421,13 @@ class Climber:
         stayed = tuple(Stayed(process, why) for process, why in done.stuck)
         if done.acted:
             self.report.resets.update(done.resets)
+            self.last_end = time.monotonic()
             self.report.reasons[:] = [one for one in self.report.reasons if one.code not in STATE_CODES]
         self.report.reasons.extend(done.reasons)
         before = dict(snapshot.processes)
         after, selection = self.look()
-        left = tuple(sorted(key for key, one in before.items() if self._ended_of(one, after) and done.acted))
+        members = snapshot.guest.members if snapshot.guest and done.acted else frozenset()
+        left = tuple(sorted(pid for pid in members if pid in before and _has_ended(before[pid], after)))
         self.report.rungs.append(Rung(name, done.steps, left, stayed, done.seconds, done.note))
         for pid in left:
             self.report.ended.append({"pid": pid, "title": program_of(before[pid]), "rung": name})
@@ -415,12 +436,6 @@ class Climber:
             self._wait_for_memory(after)
             after, selection = self.look()
         return after, selection
-
-    def _ended_of(self, process: Process, after: Snapshot) -> bool:
-        """Whether this process of the container has ended since."""
-        now = after.processes.get(process.pid)
-        ours = self.options.container is not None and guest_of(process) == self.options.container
-        return ours and not process.dead and (now is None or now.key != process.key)
 
     # --- evidence at the moment of the signal
     # -----------------------------------------------------------------------------
@@ -733,6 +748,11 @@ def _why_still_there(process: Process) -> t.Optional[Stayed]:
     pending = ", SIGKILL pending" if now.kill_pending else ""
     seen = dataclasses.replace(process, state=now.state, kill_pending=now.kill_pending)
     return Stayed(seen, f"state {now.state}{pending}{where}")
+
+
+def _has_ended(process: Process, after: Snapshot) -> bool:
+    now = after.processes.get(process.pid)
+    return not process.dead and (now is None or now.key != process.key)
 
 
 def _protected(pid: int, snapshot: Snapshot) -> bool:

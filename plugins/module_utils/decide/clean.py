@@ -11,6 +11,7 @@ from __future__ import annotations
 import typing as t
 from dataclasses import dataclass, field
 
+from ..cgroups import guest_of
 from ..model import CgroupLimit, Gpu, Holder, HostMemory, PortUse, Process, Reason, ShmReading, Verdict
 from ..sglang.cmdline import worker_role
 from ..snapshot import GpuHolders, Leader, Snapshot
@@ -136,19 +137,24 @@ def _driver(facts: Facts, limits: Limits) -> list[Reason]:
     if reading.gpus is None:
         return [_driver_silent(facts)]
     result = []
-    shown = len(reading.gpus)
+    guest = facts.snapshot.guest
+    shown = len(reading.gpus) if guest is None else len(facts.snapshot.gpus)
     if reading.simulated and not limits.allow_simulated:
         text = f"the driver is simulated ({reading.library}); that proves nothing of a GPU (allow_simulated is off)"
         result.append(Reason("simulated", text, "driver", means="unknown"))
     if limits.expected_gpus is not None and shown != limits.expected_gpus:
-        text = f"{limits.expected_gpus} GPUs are expected, the driver shows {shown}"
+        who = "the driver" if guest is None else guest.label
+        text = f"{limits.expected_gpus} GPUs are expected, {who} shows {shown}"
         result.append(Reason("gpu_count", text, "driver", means="unknown"))
+    elif shown == 0 and guest is not None:
+        text = f"{guest.label} has no GPU of this node in its /dev; one without GPUs must say so (expected_gpus: 0)"
+        result.append(Reason("no_gpus", text, "driver", means="unknown"))
     elif shown == 0:
         text = "the driver shows no GPU; a host without GPUs must say so (expected_gpus: 0)"
         result.append(Reason("no_gpus", text, "driver", means="unknown"))
     kernel = facts.kernel_gpu_count
-    if kernel is not None and kernel > shown and facts.vantage == "host":
-        text = f"the kernel module drives {kernel} GPUs, the driver's library shows {shown}"
+    if kernel is not None and kernel > len(reading.gpus) and facts.vantage == "host":
+        text = f"the kernel module drives {kernel} GPUs, the driver's library shows {len(reading.gpus)}"
         result.append(Reason("gpu_count", text, "driver", means="unknown"))
     return result
 
@@ -283,11 +289,21 @@ def _mig(gpu: Gpu, limits: Limits) -> list[Reason]:
     return result
 
 
+def counts_as_holder(holder: Holder, snapshot: Snapshot) -> bool:
+    """A GPU service holds its GPU by right. In a container anybody may bear such a name, so there it counts all the
+    same; it is not signalled, but the GPU is not free.
+    """
+    if holder.protected is None:
+        return True
+    guest = guest_of(holder.process) if holder.process is not None else None
+    return guest is not None and guest != snapshot.own_guest
+
+
 def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> list[Reason]:
     label = gpu.label
     result = []
     for one in found.holders:
-        if one.protected is None:
+        if counts_as_holder(one, facts.snapshot):
             title = program_of(one.process) if one.process else "?"
             place = place_of(one.process, facts.snapshot) if one.process else ""
             text = f"{label} is held by pid {one.pid} {title} ({'; '.join(one.evidence)})"
@@ -370,7 +386,8 @@ def _scan(facts: Facts) -> list[Reason]:
 
 def _shielded(process: Process, snapshot: Snapshot) -> bool:
     """Protected processes never make a host dirty by holding a GPU, so not seeing into them is no gap."""
-    return protected_why(process, snapshot.own_pids, (), snapshot.units) is not None
+    inside = guest_of(process) not in (None, snapshot.own_guest)
+    return not inside and protected_why(process, snapshot.own_pids, (), snapshot.units) is not None
 
 
 def _guest(facts: Facts) -> list[Reason]:
@@ -385,9 +402,15 @@ def _guest(facts: Facts) -> list[Reason]:
             "attach; it has to be stopped and started (rung container_stop), or the node rebooted where that can't end"
         )
         result.append(Reason("container_broken", text, guest.label))
+    elif guest.state == "unknown":
+        text = f"whether {guest.label} runs can't be told: it has a cgroup without processes"
+        result.append(Reason("container_unknown", text, guest.label, means="unknown"))
     elif guest.state == "stopped":
         text = f"{guest.label} does not run on this node (it has no cgroup). To start it: pct start {guest.vmid}"
         result.append(Reason("container_stopped", text, guest.label))
+    for problem in guest.problems:
+        text = f"not all of {guest.label} can be seen: {problem.call}: {problem.message}"
+        result.append(Reason("container_unknown", text, guest.label, means="unknown"))
     for stuck in guest.stuck:
         process = facts.snapshot.processes.get(stuck.pid)
         title = program_of(process) if process else "?"

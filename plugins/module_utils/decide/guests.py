@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 from ..cgroups import guest_of, unit_of, unit_path_of
@@ -20,14 +21,16 @@ def elsewhere(process: Process, snapshot: Snapshot) -> bool:
     """Whether this process is out of bounds: not of the container that was asked for; or, where none was asked for, of
     a container that we look into from outside.
     """
-    guest = guest_of(process)
     if snapshot.guest is not None:
-        return guest != snapshot.guest.vmid
+        return process.pid not in snapshot.guest.members
+    guest = guest_of(process)
     return guest is not None and guest != snapshot.own_guest
 
 
 def place_of(process: Process, snapshot: Snapshot) -> str:
     """Where a process lives, for people; empty for one of our own surroundings."""
+    if snapshot.guest is not None and process.pid in snapshot.guest.members:
+        return f"in {snapshot.guest.label}"
     guest = guest_of(process)
     if snapshot.guest is not None and guest is None:
         return "a process of the node itself"
@@ -71,6 +74,18 @@ def judge_absence(guest: Guest, config: GuestConfig) -> list[Reason]:
         text = f"{guest.label} has no processes here, and whether it is this node's can't be told: {words}"
         return [Reason("container_unknown", text, guest.label, means="unknown")]
     return []
+
+
+def judge_nodes(guest: Guest, config: GuestConfig) -> list[Reason]:
+    """Fewer GPU nodes in the container's /dev than it was given: then 'all of its GPUs' are not all."""
+    given = [path for path in config.device_nodes if re.fullmatch(r"/dev/nvidia[0-9]+", path)]
+    if guest.device_minors is None or len(given) <= len(guest.device_minors):
+        return []
+    text = (
+        f"{guest.label} is configured with {len(given)} GPUs ({', '.join(given)}), but has {len(guest.device_minors)} "
+        "GPU nodes in its /dev: some were removed or not made, so not all are judged. Name them by UUID (devices)"
+    )
+    return [Reason("container_nodes_missing", text, guest.label, means="unknown")]
 
 
 def same_gpus(guest: Guest, gpus: t.Sequence[Gpu]) -> bool:

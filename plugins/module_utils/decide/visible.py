@@ -45,7 +45,8 @@ def gpus_by_flags(leader: Leader, snapshot: Snapshot) -> t.Optional[frozenset[in
     """The indices that a launcher which sees all GPUs will take by its flags; None where they don't tell."""
     if leader.first_gpu is None or leader.gpu_count is None or not numbers_count(leader, snapshot):
         return None
-    return frozenset(range(leader.first_gpu, leader.first_gpu + leader.gpu_count))
+    end = leader.first_gpu + leader.gpu_count
+    return frozenset(gpu.index for gpu in snapshot.reading.gpus or () if leader.first_gpu <= gpu.index < end)
 
 
 def numbers_count(leader: Leader, snapshot: Snapshot) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import typing as t
@@ -12,8 +13,7 @@ from dataclasses import dataclass
 
 from .procfs import read_bytes
 
-GUEST_PARENTS = ("lxc", "lxc.payload")  # Proxmox VE 6+: lxc/VMID; LXC's own default: lxc.payload.NAME
-MAX_CGROUPS = 4096
+MAX_CGROUPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,36 @@ def directories_of(path: str, mounts: t.Sequence[CgroupMount]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def guest_paths(vmid: str) -> tuple[str, ...]:
+    """What the cgroup of an LXC container is called, on Proxmox and with LXC's own defaults."""
+    return (f"/lxc/{vmid}", f"/lxc.payload/{vmid}", f"/lxc.payload.{vmid}")
+
+
 def guest_directories(vmid: str, mounts: t.Sequence[CgroupMount]) -> list[str]:
     """The cgroup directories of an LXC container, v2 first. Empty: it does not run (or never did)."""
-    names = (f"/lxc/{vmid}", f"/lxc.payload/{vmid}", f"/lxc.payload.{vmid}")
-    return [directory for name in names for directory in directories_of(name, mounts)]
+    return [directory for path in guest_paths(vmid) for directory in directories_of(path, mounts)]
 
 
 def pids_below(directory: str) -> t.Optional[frozenset[int]]:
-    """Everybody in this cgroup and those below it; None where that can't be read. A vanished one is empty."""
+    """Everybody in this cgroup and those below it; None where that can't be read. A vanished one is empty.
+
+    A threaded cgroup refuses (EOPNOTSUPP): its processes stand in the domain above it.
+    """
     pids: set[int] = set()
-    unreadable: list[OSError] = []
-    if not os.path.isdir(directory):
-        return frozenset()
-    for count, (current, _names, _files) in enumerate(os.walk(directory, onerror=unreadable.append)):
-        data = read_bytes(f"{current}/cgroup.procs", 1 << 22)
-        if count > MAX_CGROUPS or (data is None and os.path.isdir(current)):
+    waiting, count = [directory], 0
+    while waiting:
+        current = waiting.pop()
+        count += 1
+        try:
+            waiting.extend(entry.path for entry in os.scandir(current) if entry.is_dir(follow_symlinks=False))
+            with open(f"{current}/cgroup.procs", "rb") as stream:
+                pids.update(int(word) for word in stream.read().split() if word.isdigit())
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            if exc.errno == errno.ENODEV or (exc.errno == errno.EOPNOTSUPP and current != directory):
+                continue
             return None
-        pids.update(int(word) for word in (data or b"").split() if word.isdigit())
-    if any(not isinstance(error, FileNotFoundError) for error in unreadable):
-        return None
+        if count > MAX_CGROUPS:
+            return None
     return frozenset(pids)

@@ -90,7 +90,7 @@ def scan_devices(
 def parse_maps(text: str) -> list[MapsLine]:
     """The file-backed lines of a maps file. Lines that make no sense are passed over."""
     result = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a file's name may hold every other sign that ends a line
         parts = line.split(None, 5)
         if len(parts) < 6 or parts[4] == "0":
             continue

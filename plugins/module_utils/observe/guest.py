@@ -12,19 +12,25 @@ from __future__ import annotations
 import os
 import re
 import typing as t
+from dataclasses import dataclass
 
 from ..cgroups import guest_of
 from ..errors import CleanSlateError
 from ..model import Problem, Process
 from ..snapshot import Guest, Stuck
-from .cgroupfs import guest_directories, read_mounts
+from ..spawn import fetch_bounded
+from .cgroupfs import guest_directories, pids_below, read_mounts
 from .devices import CONTROL_MINORS
 from .inside import device_numbers, open_inside, read_inside
-from .procfs import read_text, read_wchan
+from .procfs import read_identity, read_text, read_wchan
 from .vantage import vantage
 
 VMID = re.compile(r"[0-9]{1,9}\Z")
 PASSWD_LIMIT_BYTES = 1 << 20
+FILES_DEADLINE_S = 5.0
+DEPTH = 2
+INITIAL_CGROUP_NAMESPACE = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
+_NOBODY = Process(0, 0, 0, 0, 0, "X", "", ())
 
 
 def check_container(vmid: str, proc: str = "/proc") -> None:
@@ -35,37 +41,41 @@ def check_container(vmid: str, proc: str = "/proc") -> None:
     """
     if not VMID.match(vmid):
         raise CleanSlateError(f"container is {vmid!r}; it must be a container's number (vmid) on this node, like 129.")
-    if vantage(proc) != "host":
+    cgroups = _link(f"{proc}/self/ns/cgroup")
+    if vantage(proc) != "host" or cgroups not in (INITIAL_CGROUP_NAMESPACE, None):
         raise CleanSlateError(
             f"container {vmid} can only be looked at from its Proxmox node: this is a container itself (or another PID "
-            "namespace), where other containers' processes can't be seen. Run the task on the node."
+            "or cgroup namespace), where other containers' processes can't be seen. Run the task on the node."
         )
 
 
 def read_guest(
     vmid: str, processes: t.Mapping[int, Process], device_major: int, proc: str = "/proc", sys: str = "/sys"
 ) -> Guest:
-    """What can be told of a container by its cgroup and its processes. Bounded by the caller."""
-    members = {pid: one for pid, one in processes.items() if guest_of(one) == vmid}
-    living = {pid: one for pid, one in members.items() if not one.dead}
-    problems: list[Problem] = []
+    """What can be told of a container by its cgroup and its processes. Bounded by the caller; its own file systems are
+    asked in children with a deadline of their own, since one that hangs must not hide the processes.
+    """
     mounts = read_mounts(proc, sys)
-    if mounts is None:
-        problems.append(Problem("read mountinfo", None, "the cgroup mounts can't be read"))
+    problems = [] if mounts is not None else [Problem("read mountinfo", None, "the cgroup mounts can't be read")]
     directories = guest_directories(vmid, mounts or ())
+    pids = _members(vmid, processes, directories, problems, proc)
+    members = {pid: processes[pid] for pid in pids}
+    living = {pid: one for pid, one in members.items() if not one.dead}
     inits = [one for one in living.values() if _is_init(one, members)]
     init = _working_init(inits, proc)
-    root = init.pid if init else _root_by_members(living, proc)
-    base = _uid_base(root, proc) if root is not None else None
+    files = _files(init, living, device_major, proc, problems)
     return Guest(
         vmid=vmid,
         state=_state(init, living, directories, mounts is not None),
-        members=frozenset(members),
+        members=pids,
         inits=frozenset(one.pid for one in inits),
         init_pid=init.pid if init else None,
-        root_pid=root,
-        uid_base=base,
-        device_minors=None if root is None else _minors(root, device_major, proc),
+        root_pid=files.root.pid if files.root else None,
+        root_start=files.root.start_ticks if files.root else None,
+        depth=len((init or (inits[0] if inits else None) or _NOBODY).nspid) or DEPTH,
+        boot_id=files.boot_id,
+        uid_base=files.uid_base,
+        device_minors=files.minors,
         stuck=tuple(Stuck(one.pid, one.state, read_wchan(one.pid, proc)) for one in living.values() if _stuck(one)),
         directories=tuple(directories),
         problems=tuple(problems),
@@ -89,11 +99,46 @@ def shm_opener(guest: Guest, path: str, proc: str = "/proc") -> t.Callable[[], i
     """Opens the container's own /dev/shm. The call raises OSError where it can't be had."""
 
     def opened() -> int:
-        if guest.root_pid is None:
+        if guest.root_pid is None or guest.root_start is None:
             raise FileNotFoundError(2, f"no living process of {guest.label} leads to its files", path)
-        return open_inside(guest.root_pid, path, os.O_RDONLY | os.O_DIRECTORY, proc)
+        return open_inside(guest.root_pid, path, os.O_RDONLY | os.O_DIRECTORY, proc, guest.root_start)
 
     return opened
+
+
+def outsiders(guest: Guest, processes: t.Mapping[int, Process]) -> frozenset[int]:
+    """Members that know themselves by our pids: they are outside of the container's PID namespace."""
+    return frozenset(pid for pid in guest.members if pid in processes and len(processes[pid].nspid) < guest.depth)
+
+
+def _members(
+    vmid: str, processes: t.Mapping[int, Process], directories: t.Sequence[str], problems: list[Problem], proc: str
+) -> frozenset[int]:
+    """By the path that /proc tells, and by the cgroup's own list: a path can be too long for /proc."""
+    found = {pid for pid, one in processes.items() if guest_of(one) == vmid}
+    for directory in directories:
+        listed = pids_below(directory)
+        if listed is None:
+            problems.append(Problem(f"read {directory}", None, "who is in this cgroup can't be read"))
+            continue
+        found |= {pid for pid in listed if pid in processes}
+    unplaced = [
+        pid
+        for pid, one in processes.items()
+        if not (one.cgroups or one.kernel_thread or one.dead or pid in found) and _without_cgroup(one, proc)
+    ]
+    if unplaced:
+        pids = ", ".join(map(str, unplaced[:4]))
+        text = f"whose {len(unplaced)} processes are (pid {pids}) can't be told: their cgroup can't be read"
+        problems.append(Problem("read cgroup", None, text))
+    return frozenset(found)
+
+
+def _without_cgroup(process: Process, proc: str) -> bool:
+    """Whether it still lives and its cgroup can't be read; one that ended while we looked has none either."""
+    now = read_identity(process.pid, proc)
+    alive = now is not None and now.key == process.key and not now.dead
+    return alive and not (read_text(f"{proc}/{process.pid}/cgroup") or "").strip()
 
 
 def _is_init(process: Process, members: t.Mapping[int, Process]) -> bool:
@@ -105,6 +150,39 @@ def _working_init(inits: t.Sequence[Process], proc: str) -> t.Optional[Process]:
     """The init that can be attached to. One that was killed while a child can't end stays, without its namespaces."""
     working = [one for one in inits if _link(f"{proc}/{one.pid}/ns/mnt") is not None and not one.kill_pending]
     return max(working, key=lambda one: one.start_ticks, default=None)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a container's own file systems tell, and the process through which they were seen."""
+
+    root: t.Optional[Process] = None
+    boot_id: t.Optional[str] = None
+    uid_base: t.Optional[int] = None
+    minors: t.Optional[frozenset[int]] = None
+
+
+def _files(
+    init: t.Optional[Process],
+    living: t.Mapping[int, Process],
+    device_major: int,
+    proc: str,
+    problems: list[Problem],
+) -> _Files:
+    root = init
+    if root is None and living:
+        called = fetch_bounded(lambda: _root_by_members(living, proc), FILES_DEADLINE_S)
+        root = living.get(called.value) if called.ok else None
+    if root is None:
+        return _Files()
+    pid = root.pid
+    base = next((outside for inside, outside, _count in _uid_map(pid, proc) if inside == 0), None)
+    called = fetch_bounded(lambda: (_minors(pid, device_major, proc), _boot_id(pid, proc)), FILES_DEADLINE_S)
+    if not called.ok:
+        why = called.error or f"no answer within {FILES_DEADLINE_S:g} s"
+        problems.append(Problem("read /dev of the container", None, f"its own files can't be read: {why}"))
+        return _Files(root, None, base, None)
+    return _Files(root, called.value[1], base, called.value[0])
 
 
 def _root_by_members(living: t.Mapping[int, Process], proc: str) -> t.Optional[int]:
@@ -125,6 +203,11 @@ def _identity(path: str) -> t.Optional[tuple[int, int]]:
     return info.st_dev, info.st_ino
 
 
+def _boot_id(root_pid: int, proc: str) -> t.Optional[str]:
+    """LXC mounts a random one over /proc/sys/kernel/random/boot_id of each container (lxc.autodev)."""
+    return (read_inside(root_pid, "/proc/sys/kernel/random/boot_id", proc) or "").strip() or None
+
+
 def _state(
     init: t.Optional[Process], living: t.Mapping[int, Process], directories: t.Sequence[str], mounts_known: bool
 ) -> str:
@@ -136,7 +219,10 @@ def _state(
 
 
 def _stuck(process: Process) -> bool:
-    return process.kill_pending and process.state in ("D", "R", "S", "T", "t")
+    """SIGKILL is pending and has not ended it; a dead leader counts while one of its threads can't end."""
+    if process.state == "Z":
+        return "D" in process.task_states
+    return process.kill_pending
 
 
 def _minors(root_pid: int, device_major: int, proc: str) -> t.Optional[frozenset[int]]:
@@ -146,14 +232,10 @@ def _minors(root_pid: int, device_major: int, proc: str) -> t.Optional[frozenset
     return frozenset(minor for _name, major, minor in nodes if major == device_major and minor not in CONTROL_MINORS)
 
 
-def _uid_base(root_pid: int, proc: str) -> t.Optional[int]:
-    return next((outside for inside, outside, _count in _uid_map(root_pid, proc) if inside == 0), None)
-
-
 def _uid_map(root_pid: int, proc: str) -> list[tuple[int, int, int]]:
     """(inside, outside, count) rows."""
     rows = []
-    for line in (read_text(f"{proc}/{root_pid}/uid_map") or "").splitlines():
+    for line in (read_text(f"{proc}/{root_pid}/uid_map") or "").split("\n"):
         words = line.split()
         if len(words) == 3 and all(word.isdecimal() for word in words):
             rows.append((int(words[0]), int(words[1]), int(words[2])))
@@ -161,7 +243,7 @@ def _uid_map(root_pid: int, proc: str) -> list[tuple[int, int, int]]:
 
 
 def _uid_by_name(root_pid: int, user: str, proc: str) -> t.Optional[int]:
-    for line in (read_inside(root_pid, "/etc/passwd", proc, PASSWD_LIMIT_BYTES) or "").splitlines():
+    for line in (read_inside(root_pid, "/etc/passwd", proc, PASSWD_LIMIT_BYTES) or "").split("\n"):
         fields = line.split(":")
         if len(fields) >= 3 and fields[0] == user and fields[2].isdecimal():
             return int(fields[2])

@@ -17,13 +17,17 @@ import stat
 import struct
 import typing as t
 
+from .procfs import parse_stat, read_text
+
 SYS_OPENAT2 = 437  # the same number on every architecture
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_IN_ROOT = 0x10
 
 
-def open_inside(pid: int, path: str, flags: int = os.O_RDONLY, proc: str = "/proc") -> int:
-    """A descriptor of ``path`` as process ``pid`` sees it.
+def open_inside(
+    pid: int, path: str, flags: int = os.O_RDONLY, proc: str = "/proc", start_ticks: t.Optional[int] = None
+) -> int:
+    """A descriptor of ``path`` as process ``pid`` sees it; with ``start_ticks``, that very process.
 
     Raises:
         OSError: it is not there, may not be opened, or the process is gone.
@@ -32,6 +36,9 @@ def open_inside(pid: int, path: str, flags: int = os.O_RDONLY, proc: str = "/pro
         raise ValueError("a path with a NUL in it")
     root = os.open(f"{proc}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # Checked with the root open: a pid that was given away since would lead into somebody else's files.
+        if start_ticks is not None and _start_ticks(pid, proc) != start_ticks:
+            raise ProcessLookupError(errno.ESRCH, "the process through which it is seen is gone", path)
         return _openat2(root, path, flags | os.O_CLOEXEC)
     except OSError as exc:
         if exc.errno != errno.ENOSYS:
@@ -49,11 +56,13 @@ def read_inside(pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20) 
         return None
 
 
-def load_inside(pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20) -> t.Optional[str]:
-    """The text of a regular file; None where there is no such file.
+def load_inside(
+    pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20, owner: t.Optional[int] = None
+) -> t.Optional[str]:
+    """The text of a regular file; None where there is no such file. ``owner``: nobody but this uid may change it.
 
     Raises:
-        OSError: it is there and can't be read, or is no regular file.
+        OSError: it is there and can't be read, is no regular file, or others may change it.
     """
     try:
         seen = open_inside(pid, path, os.O_PATH, proc)
@@ -62,6 +71,9 @@ def load_inside(pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20) 
     try:
         if not stat.S_ISREG(os.fstat(seen).st_mode):
             raise OSError(errno.EINVAL, "no regular file", path)
+        info = os.fstat(seen)
+        if owner is not None and (info.st_uid != owner or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise OSError(errno.EPERM, f"uid {info.st_uid} or others may change it", path)
         # By descriptor, so that nobody can put another file in its place in between.
         fd = os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK)
     finally:
@@ -104,6 +116,11 @@ def device_numbers(pid: int, directory: str = "/dev", proc: str = "/proc") -> t.
     return result
 
 
+def _start_ticks(pid: int, proc: str) -> t.Optional[int]:
+    stat_fields = parse_stat(read_text(f"{proc}/{pid}/stat") or "")
+    return stat_fields["start_ticks"] if stat_fields else None
+
+
 def _openat2(root: int, path: str, flags: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     how = struct.pack("QQQ", flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
@@ -121,6 +138,8 @@ def _walk(root: int, path: str, flags: int) -> int:
     current = os.dup(root)
     try:
         for name in names[:-1]:
+            if stat.S_ISLNK(os.stat(name, dir_fd=current, follow_symlinks=False).st_mode):
+                raise OSError(errno.ELOOP, "a link on the way is not followed", path)
             following = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
             os.close(current)
             current = following

@@ -199,11 +199,12 @@ def find_leaders(
             unit = guest_unit(process, processes, guest.inits, below)
             result.append(_leader(process, unit, None, options, guest.init_pid or guest.root_pid))
             continue
-        ours = guest_of(process) == own_guest
+        ours = guest is None and guest_of(process) == own_guest
         if name is not None and systemd and ours and name not in units:
             units[name] = read_unit(name, options.systemctl_deadline_s)
         unit = units.get(name) if name and ours else None
-        result.append(_leader(process, unit, wrapper_pid(process, unit, processes), options))
+        # Nobody of another place is ever selected, so its configuration file is none of our business.
+        result.append(_leader(process, unit, wrapper_pid(process, unit, processes), options, with_config=ours))
     return tuple(result)
 
 
@@ -213,9 +214,11 @@ def _leader(
     wrapper: t.Optional[int],
     options: LookOptions,
     network_of: t.Optional[int] = None,
+    with_config: bool = True,
 ) -> Leader:
     """``network_of``: whose network namespace the wanted ports are in; None: ours."""
-    launched = launched_flags(process.argv, _config_reader(process, options.proc))
+    reader = _config_reader(process, options.proc) if with_config else (lambda path: None)
+    launched = launched_flags(process.argv, reader)
     flags = launched.flags if launched else {}
     environment = procfs.read_environment(process.pid, options.proc) or {}
     complete = launched is not None and launched.complete
@@ -224,7 +227,8 @@ def _leader(
     first, count = _gpus_by_flags(flags) if complete else (None, None)
     return Leader(
         process=process,
-        port=int(port) if re.fullmatch(r"[0-9]{1,5}", str(port)) else None,
+        # Never made a text of: a configuration may hold structures that grow without end.
+        port=int(port) if isinstance(port, (int, str)) and re.fullmatch(r"[0-9]{1,5}", str(port)[:9]) else None,
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         same_network=_same_network(process.pid, options.proc, "self" if network_of is None else str(network_of)),
         unit=unit,

@@ -20,7 +20,7 @@ import typing as t
 from dataclasses import dataclass
 
 from ..model import CgroupLimit, HostMemory, Process
-from .cgroupfs import GUEST_PARENTS, CgroupMount, parse_mounts
+from .cgroupfs import CgroupMount, guest_paths, parse_mounts
 
 _MIB = 1024 * 1024
 # More than a petabyte in kB is not a size but a wrapped or broken counter.
@@ -281,8 +281,7 @@ def read_guest_limit(vmid: str, proc: str = "/proc", sys: str = "/sys") -> Cgrou
         return CgroupLimit(None, None, None, None, None, readable=False)
     unified, memory = _by_version(parse_mounts(mountinfo, sys))
     for version, mounts in ((1, memory), (2, unified)):
-        for parent in GUEST_PARENTS:
-            path = f"/{parent}/{vmid}"
+        for path in guest_paths(vmid):
             for mount in mounts:
                 names = _levels(mount, path)
                 if names is not None and _is_directory(mount.point + names[0]):

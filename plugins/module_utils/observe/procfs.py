@@ -10,6 +10,8 @@ import typing as t
 
 from ..model import Process
 
+CMDLINE_LIMIT_BYTES = 1 << 17
+PLAIN_CMDLINE_BYTES = 1 << 13  # of programs that can't be SGLang: a look must not drown in foreign command lines
 KILL_BIT = 1 << 8  # SIGKILL is signal 9, bit 8 of SigPnd and ShdPnd
 PF_KTHREAD = 0x00200000  # include/linux/sched.h; pid 2 is an ordinary process inside a container
 
@@ -72,7 +74,7 @@ def parse_stat(text: str) -> t.Optional[dict[str, t.Any]]:
 def parse_status(text: str) -> dict[str, str]:
     """/proc/PID/status as a mapping; lines without a colon are passed over."""
     result: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # nothing else ends a line here: a comm may hold \r, \v, U+2028
         name, found, value = line.partition(":")
         if found and name not in result:
             result[name] = value.strip()
@@ -90,7 +92,7 @@ def parse_cgroups(text: str) -> tuple[str, ...]:
     v2: list[str] = []
     named: list[str] = []
     rest: list[str] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a cgroup's name may hold anything but that and a slash
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
@@ -115,7 +117,7 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
     if stat is None:
         return None
     status = parse_status(read_text(f"{base}/status") or "")
-    cmdline = read_bytes(f"{base}/cmdline")
+    cmdline = _words_of(read_bytes(f"{base}/cmdline", CMDLINE_LIMIT_BYTES))
     rss_shmem_kib = _integer(status.get("RssShmem"))
     threads = stat["threads"]
     return Process(
@@ -138,6 +140,12 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
         kernel_thread=bool(stat["flags"] & PF_KTHREAD),
         task_states=_task_states(base) if stat["state"] == "Z" and threads > 1 else (),
     )
+
+
+def _words_of(cmdline: t.Optional[bytes]) -> t.Optional[bytes]:
+    if cmdline is None or len(cmdline) <= PLAIN_CMDLINE_BYTES or b"sglang" in cmdline:
+        return cmdline
+    return cmdline[:PLAIN_CMDLINE_BYTES]
 
 
 def _numbers(text: t.Optional[str]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def read_shm(
     path: str = "/dev/shm",
     proc: str = "/proc",
     opener: t.Optional[t.Callable[[], int]] = None,
-    inner: bool = False,
+    inner: t.Optional[frozenset[int]] = None,
 ) -> ShmReading:
     """Read the room and the regular files of ``path`` (and of its directories, one level deep).
 
@@ -53,7 +53,8 @@ def read_shm(
     so a creator lives as well where any process has that pid in its own PID namespace. Never raises; what failed is in
     ``problems``.
 
-    ``opener`` opens the directory where it is a container's; then the pids in names are ``inner`` ones, not ours.
+    ``opener`` opens the directory where it is a container's; then the pids in names are its own,
+    or ours of those that are not in its PID namespace (``inner``).
     """
     try:
         # Not through a symbolic link: whoever may write the parent directory must not choose what is read.
@@ -66,7 +67,7 @@ def read_shm(
         os.close(fd)
 
 
-def _read_open(path: str, fd: int, proc: str, inner: bool) -> ShmReading:
+def _read_open(path: str, fd: int, proc: str, inner: t.Optional[frozenset[int]]) -> ShmReading:
     problems: list[Problem] = []
     total = free = inodes = None
     try:
@@ -138,7 +139,7 @@ class _Users:
         device: int,
         files: t.Optional[t.Mapping[str, os.stat_result]],
         proc: str,
-        inner: bool = False,
+        inner: t.Optional[frozenset[int]] = None,
     ) -> None:
         self._proc = proc
         self._inner = inner
@@ -230,7 +231,9 @@ class _Users:
         """True: a process of this pid lives. False only where that can be known. A zombie without threads is dead."""
         if pid in self._inner_pids:
             return True
-        if self._inner:  # the pid is one of the container's: ours of the same number are others
+        if self._inner is not None and pid in self._inner and pid in self._pids:
+            return True
+        if self._inner is not None:  # the pid is one of the container's: ours of the same number are others
             return False if self.complete else None
         if pid not in self._pids:
             return False if self.complete else None

@@ -32,12 +32,10 @@ def read_config(text: str) -> t.Optional[dict[str, t.Any]]:
     """The mapping in the file; None when it can't be understood (then what it sets is unknown, not nothing)."""
     try:
         data = read_subset(text) if yaml is None else yaml.safe_load(text)
-    except ValueError:
+    except Exception:
+        # Foreign text can make a YAML parser fail in any way (IndexError for an empty !!int, RecursionError for a
+        # thousand brackets): then what it sets is unknown, and the caller says so.
         return None
-    except Exception as error:
-        if yaml is not None and isinstance(error, yaml.YAMLError):
-            return None
-        raise
     if data is None:
         return {}
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else None
