@@ -34,7 +34,10 @@ def open_inside(
     """
     if "\0" in path:
         raise ValueError("a path with a NUL in it")
-    root = os.open(f"{proc}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        root = os.open(f"{proc}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:  # not to be taken for 'no such file' there
+        raise ProcessLookupError(errno.ESRCH, "the process through which it is seen is gone", path) from None
     try:
         # Checked with the root open: a pid that was given away since would lead into somebody else's files.
         if start_ticks is not None and _start_ticks(pid, proc) != start_ticks:
