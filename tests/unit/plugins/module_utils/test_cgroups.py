@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.cgroups import container_of, unit_of, user_unit_of
+from ansible_collections.cleanslate.sglang.plugins.module_utils.cgroups import (
+    container_of,
+    guest_of,
+    unit_of,
+    unit_path_of,
+    user_unit_of,
+)
 from ansible_collections.cleanslate.sglang.tests.unit.builders import process
 
 DOCKER = "3f4e" * 16
@@ -36,3 +42,56 @@ def test_who_owns_a_process(path: str, unit: str | None, user_unit: str | None, 
 
 def test_no_cgroup_no_owner() -> None:
     assert (unit_of(process(5)), user_unit_of(process(5)), container_of(process(5))) == (None, None, None)
+
+
+# --- a container, seen from its node ---
+
+
+@pytest.mark.parametrize(
+    ("paths", "vmid"),
+    [
+        (("/lxc/129/ns/system.slice/x.service",), "129"),
+        (("/lxc/129",), "129"),
+        (("/lxc.payload/129/init.scope",), "129"),
+        (("/lxc.payload.129/init.scope",), "129"),
+        (("/lxc/129/ns/lxc/130/ns",), "129"),  # a nested one is the outer one's
+        (("/lxc/129/ns/lxc.payload.130/x",), "129"),
+        ((f"/lxc/129/ns/docker/{DOCKER}",), "129"),
+        ((f"/lxc/129/ns/system.slice/docker-{DOCKER}.scope",), "129"),
+        (("/lxc/1299/ns",), "1299"),
+        (("/lxc/129/ns", "/lxc/129", "/"), "129"),  # v1: some hierarchies know it by another depth, or not at all
+        (("/lxc/129/ns", "/lxc/130/ns"), None),
+        ((), None),
+        (("/",), None),
+        (("/lxc",), None),
+        (("/lxc.monitor/129",), None),  # lxc-start, a process of the node
+        (("/lxc.monitor.129",), None),
+        (("/user.slice/lxc/129/x",), None),
+        (("/system.slice/lxc.service",), None),
+        (("/system.slice/x.service/lxc/129",), None),
+        ((f"/docker/{DOCKER}/lxc/129",), None),
+        (("/../../lxc/129/ns",), None),
+        (("/LXC/129",), None),
+    ],
+)
+def test_whose_container_a_process_is_in(paths: tuple[str, ...], vmid: str | None) -> None:
+    assert guest_of(process(5, cgroups=paths)) == vmid
+
+
+@pytest.mark.parametrize(
+    ("paths", "cgroup"),
+    [
+        (("/lxc/129/ns/system.slice/x.service/ranks/0",), "/lxc/129/ns/system.slice/x.service"),
+        (("/lxc/129/ns/system.slice/x.service",), "/lxc/129/ns/system.slice/x.service"),
+        (("/", "/lxc/129/ns/system.slice/x.service"), "/lxc/129/ns/system.slice/x.service"),
+        (("/a.slice/x.service/b/y.scope/c",), "/a.slice/x.service/b/y.scope"),
+        (("/user.slice/user@0.service/app.slice/x.service",), None),
+        (("/lxc/129/ns/system.slice/x.service.d",), None),
+        (("/lxc/129/ns",), None),
+        ((), None),
+    ],
+)
+def test_the_cgroup_of_the_innermost_unit(paths: tuple[str, ...], cgroup: str | None) -> None:
+    one = process(5, cgroups=paths)
+    assert unit_path_of(one) == cgroup
+    assert cgroup is None or cgroup.endswith("/" + (unit_of(one) or ""))
