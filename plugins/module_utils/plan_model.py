@@ -37,7 +37,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One of the GPUs that were chosen, idle or as it is now."""
+    """One of the GPUs that were chosen. ``free_mib`` is free now; ``returned_mib`` more becomes free before the start,
+    because the server that is replaced holds it."""
 
     index: int
     uuid: t.Optional[str] = None
@@ -45,11 +46,13 @@ class GpuFacts:
     total_mib: t.Optional[int] = None
     free_mib: t.Optional[int] = None
     compute_capability: t.Optional[str] = None
+    returned_mib: int = 0
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Memory of the host where the ranks will run.
+    """Memory of the host where the ranks will run, now; ``returned_mib`` more is available before the start, because
+    the server that is replaced gives it back.
 
     ``cgroup_headroom_mib`` None with ``cgroup_limited`` False: no limit; with True or None: not known.
     ``node_available_mib``: of the Proxmox node below a container, where it could be asked.
@@ -61,6 +64,7 @@ class HostFacts:
     node_available_mib: t.Optional[int] = None
     shm_free_mib: t.Optional[int] = None
     ranks_here: t.Optional[int] = None
+    returned_mib: int = 0
 
 
 @dataclass(frozen=True)
