@@ -415,7 +415,28 @@ def _extra(config: Config, text: Config, architectures: t.Optional[tuple[str, ..
             algorithm = value.get("kv_cache_quant_algo") if isinstance(value, dict) else None
             if _word(algorithm):
                 extra["kv_cache_quant_algo"] = algorithm
+            weights = _weight_format(value) if isinstance(value, dict) else None
+            if weights is not None:
+                extra.setdefault("weight_format", weights)
     return extra
+
+
+def _weight_format(quantization: Config) -> t.Optional[str]:
+    """``int4``, ``float8``, ...: what most weights are stored as, where the quantization says it in one of two ways."""
+    groups = quantization.get("config_groups")
+    found = (
+        [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
+    kinds = [(each.get("num_bits"), each.get("type")) for each in found if isinstance(each, dict)]
+    if not kinds and isinstance(quantization.get("bits"), int):
+        kinds = [(quantization["bits"], "int")]  # GPTQ, AWQ, auto-round
+    known = [(bits, kind) for bits, kind in kinds if _count(bits) is not None and kind in ("int", "float")]
+    if not known or len(known) != len(kinds):
+        return None
+    bits, kind = min(known)
+    return f"{kind}{bits}"
 
 
 def _kv_differs(names: set[str], text: Config) -> t.Optional[str]:
