@@ -64,6 +64,13 @@ mount -t overlay overlay -o lowerdir=/etc,upperdir="$1/etc/upper",workdir="$1/et
 mount --bind "$1/pve" /etc/pve
 mount -t tmpfs -o mode=0755 tmpfs /run
 mkdir /run/sshd
+# A sandbox may hide its own first process even from root, which no node does: here it has nothing open or mapped.
+if ! head -c 1 /proc/1/maps >/dev/null 2>&1; then
+  mkdir -p "$1/proc1/fd" "$1/proc1/map_files" "$1/proc1/task"
+  for file in stat status cmdline comm cgroup; do cat "/proc/1/$file" >"$1/proc1/$file"; done
+  : >"$1/proc1/maps"
+  mount --bind "$1/proc1" /proc/1
+fi
 exec /usr/sbin/sshd -D -e -f "$1/sshd_config"
 """
 CONFIG = """\
