@@ -111,12 +111,21 @@ class NodeGpus:
                 (self.locks / f"gpu{index}.{place}").touch(mode=0o666)
         self.write()
 
-    def write(self, *more: Line, settings: t.Mapping[int, t.Mapping[str, t.Any]] | None = None) -> None:
-        """``settings``: of a GPU's state line, by index; ``more``: further lines."""
+    def write(
+        self,
+        *more: Line,
+        settings: t.Mapping[int, t.Mapping[str, t.Any]] | None = None,
+        release_s: float | None = None,
+        holds: bool = True,
+    ) -> None:
+        """``settings``: of a GPU's state line, by index; ``release_s``: memory outlives its process so long; ``holds``:
+        whoever maps a GPU has memory there; ``more``: further lines.
+        """
         chosen = settings or {}
-        gpus = [_stated(index, index, minor, **chosen.get(index, {})) for index, minor in enumerate(self.minors)]
-        holds = [Hold(index, mib=USED_MIB, device=f"{LOOP_MAJOR}:{minor}") for index, minor in enumerate(self.minors)]
-        self.nvml.write(*gpus, *holds, *more)
+        minors = list(enumerate(self.minors))
+        gpus = [_stated(index, index, minor, **chosen.get(index, {})) for index, minor in minors]
+        mapped = [Hold(index, USED_MIB, device=f"{LOOP_MAJOR}:{minor}", release_s=release_s) for index, minor in minors]
+        self.nvml.write(*gpus, *(mapped if holds else ()), *more)
 
     def holders(self, index: int) -> set[int]:
         """Outer pids of all processes of the machine that map this GPU readable."""

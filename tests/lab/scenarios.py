@@ -50,13 +50,13 @@ def chat(**settings: t.Any) -> dict[str, t.Any]:
     )
 
 
-def start_by_hand(guest: Guest, name: str, port: int, gpu: int, **environment: str) -> None:
+def start_by_hand(guest: Guest, name: str, port: int, gpu: int, *, restart: str = "no", **environment: str) -> None:
     """A stand-in server as a unit of somebody's, on one GPU, with every GPU open; returns when it serves."""
     order = f"/dev/nvidia{gpu},/dev/nvidia{1 - gpu}"
     start_unit(
         guest.box,
         f"{name}.service",
-        unit_file(standin_argv(port), environment={"SGLANG_STANDIN_DEVICES": order, **environment}),
+        unit_file(standin_argv(port), restart=restart, environment={"SGLANG_STANDIN_DEVICES": order, **environment}),
     )
     wait_serving(guest.box, port)
 
@@ -140,6 +140,24 @@ def joint_verdict(run: PlaybookRun) -> dict[str, t.Any]:
     assert verdicts, run.stdout
     last: dict[str, t.Any] = verdicts[-1]
     return last
+
+
+def evict(node: Node, scratch: Path, guest: Guest, *rungs: str, **more: t.Any) -> dict[str, t.Any]:
+    """gpu_evict on the node with these rungs alone (the default ones where none is named); its result, and whether it
+    ``failed``.
+    """
+    arguments = {
+        "container": str(guest.vmid),
+        "name": "chat",
+        "port": PORT,
+        "scope": "sglang",
+        "devices": ["0"],
+        "deadlines": DEADLINES,
+        **({"rungs": list(rungs)} if rungs else {}),
+        **more,
+    }
+    done = run_module_on_node(node, "gpu_evict", arguments, scratch)
+    return {**done.result, "failed": done.status == "failed"}
 
 
 def codes(result: t.Mapping[str, t.Any]) -> set[str]:

@@ -23,12 +23,12 @@ from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     chat,
     codes,
     everybody_in,
+    evict,
     evictions,
     holder_on,
     joint_verdict,
     relaunch_bound_s,
     run_host,
-    run_module_on_node,
     signalled,
     start_by_hand,
     trace_node,
@@ -39,23 +39,6 @@ from ansible_collections.cleanslate.sglang.tests.lab.state import assert_state, 
 pytestmark = pytest.mark.lab
 
 STUBBORN = {"SGLANG_STANDIN_IGNORE_TERM": "1"}
-GPU_RESETS = ("--gpu-reset", "reset")
-
-
-def evict(node: Node, scratch: Path, guest: Guest, *rungs: str, **more: t.Any) -> dict[str, t.Any]:
-    """gpu_evict on the node with these rungs alone; its result, and whether it ``failed``."""
-    arguments = {
-        "container": str(guest.vmid),
-        "name": "chat",
-        "port": PORT,
-        "scope": "sglang",
-        "devices": ["0"],
-        "rungs": list(rungs),
-        "deadlines": DEADLINES,
-        **more,
-    }
-    done = run_module_on_node(node, "gpu_evict", arguments, scratch)
-    return {**done.result, "failed": done.status == "failed"}
 
 
 # --- container_stop ---------------------------------------------------------------------------------------------------
@@ -154,6 +137,23 @@ def test_a_stop_that_hangs(node: Node, tmp_path: Path, request: pytest.FixtureRe
         hung = [call for call in node.pct_calls("stop") if call.hung]
         assert len(hung) == 1 and not Path(f"/proc/{hung[0].pid}").exists()
         assert not node.pct_calls("start")
+
+
+def test_a_start_that_hangs(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Stopped, and ``pct start`` gives no answer: tried again, and then told that the container is down now."""
+    with node.guest() as guest:
+        start_by_hand(guest, "old", PORT, 0)
+        node.hang("start", ignore_term=True)
+        deadlines = {**DEADLINES, "container_start": 3}
+        with bounded(request, "container_stop, pct start hangs", DEADLINES["container_stop"] + 2 * 3 + 4 * 10 + 20):
+            result = evict(
+                node, tmp_path, guest, "container_stop", deadlines=deadlines, confirm_container_stop=str(guest.vmid)
+            )
+        assert result["failed"] and "container_start_failed" in codes(result), result
+        assert f"pct start {guest.vmid}" in result["msg"] and "stopped" in result["msg"], result["msg"]
+        hung = [call for call in node.pct_calls("start") if call.hung]
+        assert hung and not [call for call in hung if Path(f"/proc/{call.pid}").exists()]
+        assert node.run(["pct", "status", str(guest.vmid)], 30).check().stdout == "status: stopped\n"
 
 
 # --- gpu_reset --------------------------------------------------------------------------------------------------------

@@ -30,9 +30,8 @@ from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, leaders
 pytestmark = pytest.mark.lab
 
 
-@pytest.mark.parametrize("scope", [pytest.param("gpu", marks=pytest.mark.promise)])
 def test_the_neighbours_holder_stays(
-    node: Node, pair: tuple[Guest, Guest], tmp_path: Path, request: pytest.FixtureRequest, scope: str
+    node: Node, pair: tuple[Guest, Guest], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Even with the widest scope: whoever holds the GPU *in this container*."""
     mine, other = pair
@@ -47,7 +46,7 @@ def test_the_neighbours_holder_stays(
             tmp_path,
             "-e",
             "server=chat",
-            servers=[chat(scope=scope)],
+            servers=[chat(scope="gpu")],
             node_variables={"ansible_python_interpreter": trace_node(node)},
         )
     assert run.rc == 2, run.stdout

@@ -32,6 +32,7 @@ SILENT = "mnt/silent"
 WAITS_FOR_FUSE = ("request_wait_answer", "fuse_wait_answer")
 
 
+@pytest.mark.promise
 def test_init_dead_child_unkillable(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = node.directory / "silent"
     folder.mkdir()
