@@ -168,6 +168,7 @@ class Climber:
         self.latest = snapshot
         if self.before is None:
             self.before = snapshot
+            self.options = pinned_to(self.options, snapshot)
         else:
             self._note_respawns(snapshot, selection)
         self.leaders_seen |= {one.process.key for one in selection.leaders}
@@ -424,11 +425,14 @@ class Climber:
             self.last_end = time.monotonic()
             self.report.reasons[:] = [one for one in self.report.reasons if one.code not in STATE_CODES]
         self.report.reasons.extend(done.reasons)
+        # Written down before the next look, which may fail: then it is still told what was done.
+        rung = Rung(name, done.steps, (), stayed, done.seconds, done.note)
+        self.report.rungs.append(rung)
         before = dict(snapshot.processes)
         after, selection = self.look()
         members = snapshot.guest.members if snapshot.guest and done.acted else frozenset()
         left = tuple(sorted(pid for pid in members if pid in before and _has_ended(before[pid], after)))
-        self.report.rungs.append(Rung(name, done.steps, left, stayed, done.seconds, done.note))
+        self.report.rungs[self.report.rungs.index(rung)] = dataclasses.replace(rung, left=left)
         for pid in left:
             self.report.ended.append({"pid": pid, "title": program_of(before[pid]), "rung": name})
         if done.acted:
@@ -748,6 +752,14 @@ def _why_still_there(process: Process) -> t.Optional[Stayed]:
     pending = ", SIGKILL pending" if now.kill_pending else ""
     seen = dataclasses.replace(process, state=now.state, kill_pending=now.kill_pending)
     return Stayed(seen, f"state {now.state}{pending}{where}")
+
+
+def pinned_to(options: LookOptions, snapshot: Snapshot) -> LookOptions:
+    """The same options for later looks: the GPUs are those of the first one, whatever becomes of their container."""
+    if snapshot.guest is None or snapshot.reading.gpus is None:
+        return options
+    names = tuple(gpu.uuid or gpu.bus_id or str(gpu.index) for gpu in snapshot.gpus)
+    return dataclasses.replace(options, pinned=names)
 
 
 def _has_ended(process: Process, after: Snapshot) -> bool:

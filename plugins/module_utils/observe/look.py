@@ -38,6 +38,7 @@ class LookOptions:
     """How to look: which GPUs, with which deadline and roots, and whom the operator protects.
 
     ``container``: look from the node at this LXC container. ``baseline_names``: GPUs that have a baseline.
+    ``pinned``: the GPUs that an earlier look chose, by UUID or bus id: what the container says of them may be gone.
     """
 
     devices: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class LookOptions:
     systemctl_deadline_s: float = 10.0
     container: t.Optional[str] = None
     baseline_names: tuple[str, ...] = ()
+    pinned: t.Optional[tuple[str, ...]] = None
     sys: str = "/sys"
 
     @property
@@ -101,6 +103,8 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
 
 
 def _choose(gpus: tuple[Gpu, ...], options: LookOptions, guest: t.Optional[Guest]) -> tuple[Gpu, ...]:
+    if options.pinned is not None:
+        return choose_gpus(gpus, options.pinned) if options.pinned else ()
     if guest is None:
         return choose_gpus(gpus, options.devices)
     refuse_indices("baselines", options.baseline_names, gpus, guest)
