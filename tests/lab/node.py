@@ -7,7 +7,9 @@
         node.run(["pct", "exec", str(guest.vmid), "--", "id"], deadline_s=10).check()
 
 What runs on the node sees this machine's processes and cgroups, as the real one does; its mount namespace is its own,
-so that /usr/sbin/pct, /run and the rest of it never reach the machine. Everything is in one folder of the run.
+so that /usr/sbin/pct, /run and the rest of it never reach the machine. Everything is in one folder of the run. By hand:
+
+    python -m tests.lab.node          a node with a container until Ctrl-C; prints how to get in
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import selectors
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,9 +29,9 @@ import typing as t
 from pathlib import Path
 
 from ..harness.command import ROOT, Completed, run_command
-from ..harness.devices import loop_nodes
+from ..harness.devices import LOOP_MAJOR, loop_nodes
 from ..harness.waiting import wait_for
-from .containers import NETWORK, Container, Lab, init_pid, make_bridge
+from .containers import NETWORK, Container, Lab, ansible_host, make_bridge
 from .gpus import SHARED, GuestGpus, NodeGpus
 from .leftovers import end_node_processes, node_processes
 from .rootfs import LabError
@@ -384,6 +387,38 @@ def silent_files(directory: Path) -> t.Iterator[subprocess.Popen[bytes]]:
         directory.rmdir()
 
 
-def is_gone(lxc: Path, number: int) -> bool:
-    """Whether LXC says that a container does not run."""
-    return init_pid(lxc, number) is None
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def inventory_of(guests: t.Sequence[Guest]) -> dict[str, t.Any]:
+    """Containers and their node, as an operator writes them down."""
+    node = guests[0].node
+    plain = {"sglang_become": False, "sglang_device_major": LOOP_MAJOR}
+    hosts = {one.box.name: {**ansible_host(one.box), **plain, **one.variables()} for one in guests}
+    groups = {"sglang": {"hosts": hosts}, "proxmox_nodes": {"hosts": {NAME: node.host_vars()}}}
+    return {"all": {"children": groups}}
+
+
+def main() -> int:
+    """A node with one container until Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_unused: sys.exit(143))
+    try:
+        with Lab() as lab, Node(lab) as node, node.guest() as guest:
+            inventory = lab.directory / "hosts.json"
+            inventory.write_text(json.dumps(inventory_of([guest]), indent=1))
+            print(f"node {NAME} with container {guest.vmid} runs.")
+            print(f"  container: {shlex.join(guest.box.ssh_argv())}")
+            print(f"  node:      {shlex.join(['ssh', *node.ssh_words])}")
+            print(f"  pct hangs: touch {node.directory}/hang-exec")
+            print(f"  inventory: {inventory}")
+            with contextlib.suppress(KeyboardInterrupt):
+                print("Ctrl-C ends it.", flush=True)
+                signal.pause()
+    except (LabError, AssertionError, subprocess.SubprocessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

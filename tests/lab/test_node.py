@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.tests.harness.command import DeadlinePassed
+from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT, DeadlinePassed, run_command
 from ansible_collections.cleanslate.sglang.tests.harness.devices import LOOP_MAJOR
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
-from ansible_collections.cleanslate.sglang.tests.lab.containers import IDS_BASE
+from ansible_collections.cleanslate.sglang.tests.lab.containers import IDS_BASE, Lab
 from ansible_collections.cleanslate.sglang.tests.lab.gpus import USED_MIB
-from ansible_collections.cleanslate.sglang.tests.lab.leftovers import mounts_below
+from ansible_collections.cleanslate.sglang.tests.lab.leftovers import mounts_below, node_processes
 from ansible_collections.cleanslate.sglang.tests.lab.node import Guest, Node, outsider
 from ansible_collections.cleanslate.sglang.tests.lab.rootfs import DOUBLES, PYTHON, SERVER_USER
 from ansible_collections.cleanslate.sglang.tests.lab.state import assert_state, host_of, host_of_node
@@ -166,3 +169,33 @@ def test_nothing_of_a_node_stays(node: Node) -> None:
     assert not node.processes()
     assert not node.directory.exists() and not mounts_below(node.directory)
     assert str(node.directory) not in Path("/proc/mounts").read_text()
+
+
+def test_a_killed_run_is_swept_away(lab: Lab) -> None:
+    """No root login, loop device or mount outlives a run by more than a cleanup."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.lab.node"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline() for _unused in range(6)]
+            directory = Path(lines[4].split()[1]).parent
+            session = subprocess.Popen(
+                [*shlex.split(lines[2].partition(":")[2]), "sleep 600"],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            wait_for("a session", lambda: len(node_processes(directory / "node")) >= 3, 20)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    try:
+        run_command([sys.executable, "-m", "tests.lab.containers", "cleanup"], 120, cwd=ROOT).check()
+        wait_for("the dead run removed, by us or by a run that started", lambda: not directory.exists(), 60)
+        assert session.wait(20) == 255
+    finally:
+        session.kill()
+        session.wait(10)
+    assert not node_processes(directory / "node") and not mounts_below(directory)
+    assert not [
+        path for path in Path("/sys/block").glob("loop*/loop/backing_file") if str(directory) in path.read_text()
+    ]
