@@ -377,7 +377,7 @@ class _Rank:
         formula = f"room / {cell.value:,.0f} bytes per token, in pages of {self.page}"
         if cap is not None:
             formula = f"the smaller of max-total-tokens {cap:,} and {profiled:,} ({formula})"
-        inputs = {"kv_room": values[0], "kv_bytes_per_token": values[1], "page_size": self.page}
+        inputs: dict[str, t.Any] = {"kv_room": values[0], "kv_bytes_per_token": values[1], "page_size": self.page}
         inputs.update({"profiled": profiled, "max_total_tokens": cap, "page_size_source": self.page_source})
         self._put("max_total_num_tokens", label, "tokens", _Known(tokens, None, formula, inputs, _POOL))
 
@@ -616,7 +616,7 @@ def _draft_layers(wanted: Flags, model: ModelFacts) -> t.Optional[int]:
 def _page_size(wanted: Flags, model: ModelFacts) -> tuple[int, str]:
     given = wanted.whole("page-size")
     backends = [wanted.text(name) for name in ("attention-backend", "decode-attention-backend")]
-    forced = [_PAGE_OF_BACKEND[name] for name in backends if name in _PAGE_OF_BACKEND]
+    forced = [_PAGE_OF_BACKEND[name] for name in backends if name is not None and name in _PAGE_OF_BACKEND]
     if model.extra.get("is_dsa"):
         forced.append(64)
     if forced and not (given and given > 0 and given % min(forced) == 0):

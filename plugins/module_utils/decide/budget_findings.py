@@ -210,8 +210,8 @@ class _Judge:
                 "context_larger_than_pool",
                 "warn",
                 "context-length",
-                f"the KV cache holds {tokens:,.0f} tokens, and one request may have {context:,}: one that is longer than"
-                " the cache is refused",
+                f"the KV cache holds {tokens:,.0f} tokens, and one request may have {context:,}: one that is longer"
+                " than the cache is refused",
                 "raise mem-fraction-static, or lower context-length",
                 "SGLang model_executor",
             )
@@ -230,8 +230,9 @@ class _Judge:
             "headroom_small",
             "deny" if certain else "warn",
             "mem-fraction-static",
-            f"about {left / GIB:,.2f} GiB of GPU memory would be left after the start, and {demanded_mib / 1024:,.1f} GiB"
-            f" are asked for: {parts[0] / GIB:,.1f} GiB free after load - {parts[1] / GIB:,.1f} GiB KV cache -"
+            f"about {left / GIB:,.2f} GiB of GPU memory would be left after the start, and"
+            f" {demanded_mib / 1024:,.1f} GiB are asked for:"
+            f" {parts[0] / GIB:,.1f} GiB free after load - {parts[1] / GIB:,.1f} GiB KV cache -"
             f" {parts[2] / GIB:,.1f} GiB tables and buffers - {parts[3] / GIB:,.1f} GiB graphs and workspaces"
             f" ({'assumed' if assumed else reserve.source}); too little dies in the first large prefill",
             self._lower_fraction(demanded_mib * MIB - left),
@@ -322,9 +323,9 @@ class _Judge:
             "note",
             "HiCache",
             f"{values['hicache_total'] / GB:,.1f} GB of HiCache and {values['loading_slack'] / GB:,.1f} GB for loading,"
-            f" of {values['host_available'] / GB:,.1f} GB available: {before / GB:,.1f} GB are left, {margin / GB:,.1f} GB"
-            f" after SGLang's own reserve. Unpinning it at the next teardown takes {together:,.0f} s (all ranks at once) to"
-            f" {seconds:,.0f} s (one by one)",
+            f" of {values['host_available'] / GB:,.1f} GB available: {before / GB:,.1f} GB are left,"
+            f" {margin / GB:,.1f} GB after SGLang's own reserve. Unpinning it at the next teardown takes"
+            f" {together:,.0f} s (all ranks at once) to {seconds:,.0f} s (one by one)",
             "",
             _HOST_SOURCE,
         )
@@ -342,8 +343,8 @@ class _Judge:
                 "hicache_late_rank",
                 "warn",
                 "hicache-size",
-                f"this SGLang divides the host's free memory by {ranks:.0f} ranks in each of them: a late rank may refuse"
-                " a pool that fits ('Not enough host memory available')",
+                f"this SGLang divides the host's free memory by {ranks:.0f} ranks in each of them: a late rank may"
+                " refuse a pool that fits ('Not enough host memory available')",
                 "if it does, lower hicache-size",
                 "sgl-project/sglang#38156",
             )

@@ -188,7 +188,8 @@ def _per_rank(
     per_token = None if cell.value is None else cell.value - _indexer_bytes(model)
     if size_gb > 0:
         rounded = size_gb * GB
-        formula, inputs = f"hicache-size {size_gb} GB", {"hicache_size_gb": size_gb, "page_size": page}
+        formula = f"hicache-size {size_gb} GB"
+        inputs: dict[str, t.Any] = {"hicache_size_gb": size_gb, "page_size": page}
         if per_token:  # one page more than fits, as SGLang rounds
             count = (int(size_gb * GB // per_token) // page + 1) * page
             rounded = int(count * per_token)
@@ -197,8 +198,8 @@ def _per_rank(
         pool = put("hicache_per_rank", label, "bytes", rounded, formula, inputs, _POOL)
     else:
         pool = _by_ratio(wanted, tokens, per_token, page, version, put)
-    extra, reason = _extra_pools(wanted, model, pool, per_token)
-    return pool, extra, reason if pool is not None else "see HiCache per rank"
+    extra, why = _extra_pools(wanted, model, pool, per_token)
+    return pool, extra, why if pool is not None else "see HiCache per rank"
 
 
 def _by_ratio(
