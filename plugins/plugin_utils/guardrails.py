@@ -108,10 +108,13 @@ def _read(place: str, where: str) -> tuple[t.Sequence[t.Any], list[str]]:
     try:
         # Not blocking: what lies there may be a pipe.
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return [], [f"{where} is no regular file"]
-            text = stream.read(_MAX_BYTES + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                text = stream.read(_MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
         if len(text) > _MAX_BYTES:
             return [], [f"{where} is larger than {_MAX_BYTES} bytes"]
         data = yaml.safe_load(text.decode("utf-8"))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ..plan_model import GB, GIB, MIB, Budget, Finding, HostFacts, ModelFacts, Topology
 from ..sglang.install import version_tuple
 from ..sglang.redact import MASK, Redactor, is_secret_name, is_secret_variable
+from .budget import budget as memory_budget
 from .conditions import All, Compare, Condition, Facts, Known, Reader, Wrong, is_secret_path, named, nearest, shown
 
 SEVERITIES = ("deny", "note", "warn")
@@ -64,7 +65,9 @@ KNOWN: Known = {
     "gpu": frozenset(GPU_FACTS),
     "host": frozenset(_fields(HostFacts)),
     "topology": frozenset(_fields(Topology)),
-    "budget": None,
+    "budget": frozenset(
+        memory_budget({}, ModelFacts("", "unreadable"), Topology(None, None, None, False, None, None, None)).facts()
+    ),
     "server": frozenset(SERVER_FACTS),
     "sglang": frozenset(["version"]),
 }
