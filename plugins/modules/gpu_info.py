@@ -174,8 +174,8 @@ gpus:
 container:
   description: The container as the node sees it, with C(vmid), C(state) (V(running), V(broken) without an init,
     V(stopped) or V(unknown)), C(members), C(init_pid), C(unprivileged), C(gpu_nodes), and C(stuck) processes that
-    SIGKILL does not end; C(node_available_mib) is the node's own MemAvailable, C(headroom_mib) what the container's memory
-    limit leaves (V(null) without one).
+    SIGKILL does not end; C(node_available_mib) is the node's own MemAvailable, C(headroom_mib) what the container's
+    memory limit leaves (V(null) without one).
   returned: success, V(null) without O(container)
   type: dict
   sample: {vmid: "129", state: running, members: 31, init_pid: 4242, unprivileged: true, gpu_nodes: [0, 1], stuck: []}

@@ -162,6 +162,12 @@ options:
     description:
       - The server's working directory. If not specified, C(/).
     type: path
+  waivers:
+    description:
+      - Guardrails that were accepted, each with its written reason. They are kept in the record.
+    type: dict
+    default: {}
+    version_added: 0.2.0
   nvml_deadline_s:
     description:
       - How long, in seconds, one look at the GPUs may take. They are only looked at if O(gpus) names some.
@@ -348,6 +354,7 @@ def argument_spec() -> dict[str, t.Any]:
         "log": {"type": "str"},
         "workdir": {"type": "path"},
         "nvml_deadline_s": {"type": "float", "default": 10.0},
+        "waivers": {"type": "dict", "default": {}},
     }
 
 
@@ -384,6 +391,7 @@ def request_from(params: Params) -> LaunchRequest:
         enabled=params["enabled"],
         log=params["log"],
         workdir=params["workdir"],
+        waivers={str(name): str(reason) for name, reason in params["waivers"].items()},
         options=fetch_install(params["python"], environment.get("PYTHONPATH", ""))[1],
     )
 

@@ -72,6 +72,7 @@ class LaunchRequest:
     enabled: bool = False
     log: t.Optional[str] = None
     workdir: t.Optional[str] = None
+    waivers: t.Mapping[str, str] = field(default_factory=dict)
     options: t.Optional[OptionTable] = None
 
     @property
@@ -125,6 +126,7 @@ def plan_launch(request: LaunchRequest, launch_id: str) -> LaunchPlan:
         },
         argv=tuple(redactor.argv(argv)),
         log=log_path or "journal",
+        waivers={name: redactor.text(reason) for name, reason in request.waivers.items()},
     )
     unit = _unit_text(request, argv, folder, log_path) if request.launcher == "systemd" else None
     files = {

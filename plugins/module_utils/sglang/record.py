@@ -47,8 +47,8 @@ class Record:
     """What was started. ``state``: starting (pid unknown) or started.
 
     ``gpus``: UUIDs or indices in the order of CUDA_VISIBLE_DEVICES; None: all GPUs of the host. ``device``: gpu or cpu.
-    ``flags`` and ``environment`` are redacted. ``started_at``: UTC, ISO 8601. ``pid``, ``start_ticks`` and
-    ``boot_id`` name the leader.
+    ``waivers``: guardrails that were accepted, with the reasons. ``flags`` and ``environment`` are redacted.
+    ``started_at``: UTC, ISO 8601. ``pid``, ``start_ticks`` and ``boot_id`` name the leader.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Record:
     environment: t.Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
     log: t.Optional[str] = None
+    waivers: t.Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def parse(text: str) -> Record:
     values["argv"] = tuple(str(word) for word in _typed(data, "argv", (list,), []))
     values["flags"] = _typed(data, "flags", (dict,), {})
     values["environment"] = {str(k): str(v) for k, v in _typed(data, "environment", (dict,), {}).items()}
+    values["waivers"] = {str(k): str(v) for k, v in _typed(data, "waivers", (dict,), {}).items()}
     if values["state"] not in _STATES:
         raise ValueError(f"has the state {values['state']!r}")
     for name in ("pid", "start_ticks", "sid", "port"):
