@@ -105,10 +105,11 @@ def test_the_names_that_lxc_gives(tmp_path: Path, name: str) -> None:
 
 
 def test_a_bind_mount_shows_a_part(tmp_path: Path) -> None:
-    make(tmp_path / "ns", tmp_path / "lxc/129")
-    mounts = [CgroupMount(2, "/lxc/129", str(tmp_path))]
-    assert directories_of("/lxc/129", mounts) == [str(tmp_path)]
-    assert directories_of("/lxc/129/ns", mounts) == [str(tmp_path / "ns")]
+    point = tmp_path / "cgroup"
+    make(point / "ns", point / "lxc/129", tmp_path / "cgroup9")
+    mounts = [CgroupMount(2, "/lxc/129", str(point))]
+    assert directories_of("/lxc/129", mounts) == [str(point)]
+    assert directories_of("/lxc/129/ns", mounts) == [str(point / "ns")]
     assert directories_of("/lxc/129/none", mounts) == []
     assert directories_of("/lxc/1299", mounts) == []
     assert directories_of("/lxc", mounts) == []

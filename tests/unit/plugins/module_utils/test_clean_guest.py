@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict on one container, from its node: its own processes count, foreign ones are named, unknown is not clean."""
+"""The verdict on one container, from its node: its own processes count, foreign ones are named."""
 
 from __future__ import annotations
 
@@ -145,6 +145,7 @@ def test_without_a_single_gpu_of_its_own_it_is_not_known_to_be_free() -> None:
     """Its nodes were removed from its /dev, say: then nothing of the node's GPUs was judged."""
     seen = node(gpus=[gpu(0, 900)], chosen=[], guest_changes={"device_minors": frozenset()})
     assert codes(verdict(seen)) == ("unknown", ["no_gpus"])
+    assert "container 129 has no GPU of this node in its /dev" in verdict(seen).summary
     assert codes(verdict(seen, Limits(expected_gpus=1))) == ("unknown", ["gpu_count"])
     assert codes(verdict(seen, Limits(expected_gpus=0))) == ("clean", [])
 
