@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import typing as t
 
 from ..plan_model import GB, GIB, MIB, Budget, Figure, Finding, HostFacts, ModelFacts, Topology
@@ -185,7 +186,9 @@ class _Judge:
             "mem-fraction-static" if fits else "GPUs",
             f"no memory is left for the KV cache: of {amount(before)} free, {amount(weights)} are weights, and"
             f" mem-fraction-static {self._value('mem_fraction_static'):g} leaves {amount(room)}",
-            f"raise mem-fraction-static above {least:.3f}" if fits else "use more GPUs (tp-size), or a smaller model",
+            f"raise mem-fraction-static above {math.ceil(least * 1000) / 1000:.3f}"
+            if fits
+            else "use more GPUs (tp-size), or a smaller model",
             "SGLang model_runner_kv_cache_mixin.py _profile_available_bytes",
             True,
         )
