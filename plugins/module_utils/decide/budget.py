@@ -179,7 +179,7 @@ class _Rank:
         """SGLang's own choice when the flag is unset, in MiB as there."""
         total = _least(gpu.total_mib for gpu in self.topology.gpus)
         tp, pp, dp = self.topology.tp, self.topology.pp, self.topology.dp
-        if total is None or tp is None or pp is None or dp is None:
+        if not total or tp is None or pp is None or dp is None:
             return _Known(None, "SGLang chooses it by the GPUs' memory and tp-size, which are not known")
         if self.wanted.text("disaggregation-mode", "null") != "null":
             return _Known(None, "SGLang chooses it by the kind of disaggregation, which is not computed here")
@@ -252,7 +252,7 @@ class _Rank:
             limit = self.wanted.whole(name)
             if limit is not None:
                 largest = min(largest, limit)
-        return 8 * len([size for size in _prefill_sizes(largest) if size <= largest])
+        return 8 * _prefill_sizes(largest)
 
     # --- weights ---
 
@@ -650,15 +650,10 @@ def _tier(total_mib: int, tp: int, version: t.Optional[tuple[int, ...]]) -> tupl
     return 16384, 512
 
 
-def _prefill_sizes(largest: int) -> list[int]:
-    return [
-        *range(4, 33, 4),
-        *range(48, 257, 16),
-        *range(288, 513, 32),
-        *range(576, 1025, 64),
-        *range(1280, 4097, 256),
-        *range(4608, largest + 1, 512),
-    ]
+def _prefill_sizes(largest: int) -> int:
+    """How many sizes of prefill graphs SGLang captures; it lists them up to ``largest``."""
+    steps = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, largest, 512))
+    return sum(max((min(last, largest) - first) // step + 1, 0) for first, last, step in steps)
 
 
 def _vision_factor(model: ModelFacts) -> float:
