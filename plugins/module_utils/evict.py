@@ -36,6 +36,7 @@ from .spawn import fetch_bounded
 
 LIVE_PROC = "/proc"
 SHM_DEADLINE_S = 30.0
+MANY_DESCRIPTORS = 1 << 16  # no more: programs that we start may close all that there could be, one by one
 # Reasons that say what could not be seen: with no other beside them the verdict is unknown, not failed.
 NOT_SEEN = frozenset(
     {
@@ -125,8 +126,10 @@ def evict(order: Order) -> dict[str, t.Any]:
 
 def _allow_many_descriptors() -> None:
     """Each process that is signalled is held by a descriptor: a fork storm must not use up the soft limit of 1024."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _report_absent(order: Order, climber: Climber) -> None:

@@ -231,8 +231,7 @@ def _leader(
     first, count = _gpus_by_flags(flags) if complete else (None, None)
     return Leader(
         process=process,
-        # Never made a text of: a configuration may hold structures that grow without end.
-        port=int(port) if isinstance(port, (int, str)) and re.fullmatch(r"[0-9]{1,5}", str(port)[:9]) else None,
+        port=_port(port),
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         same_network=_same_network(process.pid, options.proc, "self" if network_of is None else str(network_of)),
         unit=unit,
@@ -244,6 +243,13 @@ def _leader(
         first_gpu=first,
         gpu_count=count,
     )
+
+
+def _port(value: t.Any) -> t.Optional[int]:
+    """Never made a text of: a configuration may hold structures that grow without end, and endless numbers."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value <= 65535 else None
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}", value) else None
 
 
 def _gpus_by_flags(flags: t.Mapping[str, t.Any]) -> tuple[t.Optional[int], t.Optional[int]]:
@@ -261,7 +267,7 @@ def _gpus_by_flags(flags: t.Mapping[str, t.Any]) -> tuple[t.Optional[int], t.Opt
         if not flags.get("enable-dp-attention"):
             ranks *= int(flags.get("dp-size", 1))
         nodes = int(flags.get("nnodes", 1))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None, None
     if first < 0 or min(step, ranks, nodes) < 1:
         return None, None

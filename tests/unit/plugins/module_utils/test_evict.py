@@ -69,3 +69,23 @@ def test_a_look_that_fails_before_anybody_was_asked_is_an_error(monkeypatch: pyt
     monkeypatch.setattr(evict_module, "remove_leftover", lambda *_args: pytest.fail("something was removed"))
     with pytest.raises(CleanSlateError, match="can't be read"):
         evict(Order(WITHOUT_GPUS, port=1))
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ((1024, 4096), (4096, 4096)),
+        ((1024, 1 << 30), (1 << 16, 1 << 30)),  # a program that we start may close all of them, one by one
+        ((1024, -1), (1 << 16, -1)),
+        ((1 << 20, 1 << 30), None),
+        ((-1, -1), None),
+    ],
+)
+def test_many_descriptors_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: tuple[int, int] | None
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(evict_module.resource, "getrlimit", lambda _which: limits)
+    monkeypatch.setattr(evict_module.resource, "setrlimit", lambda _which, pair: given.append(pair))
+    evict_module._allow_many_descriptors()
+    assert given == ([] if wanted is None else [wanted])

@@ -128,3 +128,29 @@ def test_a_device_is_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", record)
     assert read_inside(os.getpid(), "/dev/zero") is None
     assert opened and all(flags & os.O_PATH for flags in opened)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tp-size: .inf\n",
+        "tp-size: .nan\n",
+        "base-gpu-id: 1e400\n",
+        f"tp-size: 0x{'f' * 5000}\nenable-hierarchical-cache: true\nhicache-size: .inf\n",
+        f"port: 0x{'f' * 5000}\n",
+        "port: -1\n",
+        "port: true\n",
+        "port: [1]\n",
+        'port: !!int ""\n',
+        "port: 2026-01-01\n",
+        "port: " + "[" * 3000 + "\n",
+        "a: &a [x, x]\nb: &b [*a, *a]\nport: &c [*b, *b]\n",
+        "\x00\xff",
+    ],
+    ids=lambda text: text[:16],
+)
+def test_no_configuration_makes_the_look_fail(tmp_path: Path, text: str) -> None:
+    """It is anybody's text; one that made the look fail would keep all servers from being judged and evicted."""
+    config = tmp_path / "x.yaml"
+    config.write_text(text)
+    assert launcher(tmp_path, "--config", str(config)).port in (None, looking.DEFAULT_PORT)
