@@ -169,7 +169,7 @@ def test_the_kv_cache_of_mla_is_whole_on_every_rank() -> None:
 # --- a real H200, SGLang 0.5.15 ---------------------------------------------------------------------------------------
 
 # What the logs of a real start said: flags -> max_total_num_tokens, available_gpu_mem in GiB, host pools in GB.
-REAL = (
+REAL: tuple[tuple[dict[str, t.Any], int, float, float | None], ...] = (
     ({}, 36_450_896, 67.55, None),
     ({"max-running-requests": 16}, 36_450_896, 67.58, None),
     ({"enable-hierarchical-cache": True, "hicache-size": 40, "max-total-tokens": 2_000_000}, 2_000_000, 135.06, 40.00),

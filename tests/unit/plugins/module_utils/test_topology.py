@@ -16,7 +16,6 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.topology 
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import PortUse
 from ansible_collections.cleanslate.sglang.plugins.module_utils.plan_model import (
-    Finding,
     GpuFacts,
     ModelFacts,
     PortWish,
@@ -193,6 +192,8 @@ def test_flags_are_read_as_sglang_reads_them() -> None:
     assert flags.whole("unset", 7) == 7
 
 
-def test_findings_are_waivable_only_where_somebody_may_know_better() -> None:
-    _topology, findings = plan_topology({"tp-size": 8}, GPUS[:4])
-    assert [finding.waivable for finding in findings if isinstance(finding, Finding)] == [False]
+def test_too_few_gpus_cannot_be_waived_and_unbalanced_ones_can() -> None:
+    full = dataclasses.replace(GPUS[1], free_mib=100_000)
+    for flags, gpus, waivable in (({"tp-size": 8}, GPUS[:4], False), ({"tp-size": 2}, (GPUS[0], full), True)):
+        _topology, findings = plan_topology(flags, gpus)
+        assert [finding.waivable for finding in findings] == [waivable]

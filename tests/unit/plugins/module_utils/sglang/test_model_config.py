@@ -270,7 +270,7 @@ def test_the_classes_of_an_installed_sglang(tmp_path: Path) -> None:
     (models / "c.txt").write_text("EntryClass = No\n")
     os.mkfifo(models / "d.py")
     found = served_architectures(str(tmp_path / "sglang"))
-    assert found == {"LlamaForCausalLM", "OtherForCausalLM", "OneForCausalLM"}
+    assert found == frozenset({"LlamaForCausalLM", "OtherForCausalLM", "OneForCausalLM"})
     place = model(tmp_path / "m", LLAMA)
     assert read_model(place, str(tmp_path / "sglang")).extra["served"] is True
     place = model(tmp_path / "n", {**LLAMA, "architectures": ["NewForCausalLM"]})
