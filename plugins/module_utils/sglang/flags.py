@@ -161,6 +161,10 @@ def render(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = None
                 continue
         if isinstance(value, (list, tuple)) and not value:
             continue
+        if value is True and option is not None and option.values == "optional":
+            # In the file it would become the text `true`; without a value it can stand on the command line alone.
+            argv.append(f"--{name}")
+            continue
         if option is None or option.in_config:
             config[name] = _config_value(value)
         else:

@@ -38,6 +38,7 @@ _RETIRED_ACTIONS = (
     "DeprecatedAliasStoreAction",
 )
 _BARE_RETIRED = _RETIRED_ACTIONS[:3]
+_SUCCESSOR_HELP = re.compile(r"\b(?:use|alias for) (--[a-z][a-z0-9-]+(?:[= ][a-z0-9_]+\b)?)", re.IGNORECASE)
 _DEPRECATED_HELP = re.compile(r"\W*deprecated\b", re.IGNORECASE)
 
 
@@ -58,7 +59,7 @@ class Option:
     ``unread``: which of type, choices, nargs, action the source doesn't tell: nothing is judged by these.
     ``default``: a literal, else NOT_KNOWN. ``required``: argparse demands it.
     ``deprecated``: SGLang warns; ``successor`` is what it says to use instead; ``refusal``: it stops with this message.
-    ``const``: what a bare option stores, where it isn't True.
+    ``const``: what it stores without a value, where that isn't True.
     """
 
     names: tuple[str, ...]
@@ -262,7 +263,7 @@ class _Reader:
             kind = special if special is not None and kind == "str" else kind
             if special is None:
                 self.unread.append("action")
-        const = self.value("const_value", NOT_KNOWN) if called == "DeprecatedStoreConstAction" else NOT_KNOWN
+        const = self.value("const_value" if called == "DeprecatedStoreConstAction" else "const", NOT_KNOWN)
         return Option(
             names,
             values=_arity(nargs),
@@ -278,7 +279,7 @@ class _Reader:
             const=const,
             required=self.constant("required") is True,
             deprecated=retired or self._deprecated_by_help(),
-            successor=self.text("new_flag"),
+            successor=self.text("new_flag") or self._successor_by_help(),
             refusal=self.text("error_message"),
         )
 
@@ -292,11 +293,16 @@ class _Reader:
             action=action,
             default=self.value("default", False if action == "store_true" else None),
             deprecated=self._deprecated_by_help(),
+            successor=self._successor_by_help(),
         )
 
     def _deprecated_by_help(self) -> bool:
         found = self.constant("help")
         return isinstance(found, str) and _DEPRECATED_HELP.match(found) is not None
+
+    def _successor_by_help(self) -> t.Optional[str]:
+        found = _SUCCESSOR_HELP.search(self.constant("help")) if self._deprecated_by_help() else None
+        return found.group(1) if found else None
 
 
 def _keywords(call: ast.Call) -> dict[str, ast.expr]:
