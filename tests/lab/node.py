@@ -215,6 +215,16 @@ class Node:
         if self._sshd is not None:
             self._sshd.wait(STEP_DEADLINE_S)
 
+    @contextlib.contextmanager
+    def frozen(self) -> t.Iterator[None]:
+        """Its sshd takes connections and never greets."""
+        assert self._sshd is not None
+        self._sshd.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._sshd.send_signal(signal.SIGCONT)
+
     # --- containers ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

@@ -26,6 +26,7 @@ from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     trace_node,
 )
 from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, leaders
+from ansible_collections.cleanslate.sglang.tests.lab.state import assert_state, host_of
 
 pytestmark = pytest.mark.lab
 
@@ -56,6 +57,8 @@ def test_the_neighbours_holder_stays(
     assert not leaders(mine.box) and node.gpus.holders(0) == {neighbour}
     _inside, outside = evictions(run)
     assert not outside["ended"] and neighbour in {one["pid"] for one in outside["spared"]}, outside
+    assert_state(host_of(mine.box), not_running=["old", "sglang-chat"], silent=[PORT])
+    assert_state(host_of(other.box), running=["embed"], listening=[OTHER_PORT])
     verdict = joint_verdict(run)
     assert verdict["verdict"] == "dirty"
     text = str(verdict["reasons"])

@@ -25,6 +25,7 @@ from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     run_host,
     teardown_bound_s,
 )
+from ansible_collections.cleanslate.sglang.tests.lab.state import assert_state, host_of_node
 
 pytestmark = pytest.mark.lab
 
@@ -67,6 +68,7 @@ def test_init_dead_child_unkillable(node: Node, tmp_path: Path, request: pytest.
             assert verdict["verdict"] == "dirty", verdict
             assert names(str(verdict["reasons"]), stuck), verdict["reasons"]
             assert {"held", "container_broken"} <= codes(verdict), codes(verdict)
+            assert_state(host_of_node(node), living={stuck: "sglang::scheduler_TP0", holder: "hold_device"})
             assert state(stuck) == "D"
             spared.check()
         finally:

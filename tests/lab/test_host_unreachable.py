@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.scripts.bootstrap import proxmox_collections
+from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Fault
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import API_KEY
-from ansible_collections.cleanslate.sglang.tests.lab.node import ADDRESS, Guest, Node
+from ansible_collections.cleanslate.sglang.tests.lab.node import Guest, Node
 from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     DEADLINES,
     PCT_TRY_S,
     PORT,
     Census,
     bounded,
-    chat,
     everybody_in,
     evictions,
     joint_verdict,
@@ -30,6 +30,7 @@ from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     teardown_bound_s,
 )
 from ansible_collections.cleanslate.sglang.tests.lab.servers import ask, leaders
+from ansible_collections.cleanslate.sglang.tests.lab.state import assert_state, host_of, host_of_node
 
 pytestmark = pytest.mark.lab
 
@@ -79,9 +80,25 @@ def test_it_says_why_not(node: Node, cut_off: Guest, tmp_path: Path) -> None:
     assert not run.of_action("gpu_evict")
 
 
+def test_no_way_in(node: Node, cut_off: Guest, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Neither ssh nor pct: a relaunch can't start anything in there, so it touches nothing, and says what it tried."""
+    node.hang("exec", ignore_term=True)
+    everybody = Census.of(everybody_in(cut_off))
+    with bounded(request, "relaunch, no way in", relaunch_bound_s(PCT_TRY_S)):
+        run = run_host(cut_off, "relaunch", tmp_path, "-e", "server=chat", env=environment(node, tmp_path))
+    assert run.rc == 2
+    (failed,) = [task for task in run.tasks if task.status == "failed" and not task.ignored]
+    assert f"pct exec {cut_off.vmid}" in failed.result["msg"] and "Nothing was touched" in failed.result["msg"]
+    everybody.check()
+    assert not run.of_action("gpu_evict")
+
+
 def test_an_attach_that_hangs(node: Node, cut_off: Guest, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Founding case 5: pct exec gives no answer. It costs its deadline, is named, and the node evicts without it."""
     node.hang("exec", ignore_term=True)
+    # Worse than a refused connection: one that is taken, and never greeted.
+    cut_off.box.run(["systemctl", "start", "ssh.service"], 30).check()
+    cut_off.box.run(["systemctl", "kill", "--signal=STOP", "ssh.service"], 30).check()
     old = leaders(cut_off.box, PORT)[0]
     family = {one.outer_pid for one in cut_off.box.processes().values() if one.uid == old.uid}
     others = Census.of(everybody_in(cut_off) - family)
@@ -104,5 +121,27 @@ def test_an_attach_that_hangs(node: Node, cut_off: Guest, tmp_path: Path, reques
         )
     judged.check()
     assert joint_verdict(judged)["views"]["host"]["verdict"] == "clean"
-    assert ADDRESS not in str(joint_verdict(judged)["reasons"])
-    assert chat()["name"] in judged.stdout
+    assert_state(host_of_node(node), gone=sorted(family))
+
+
+def test_a_node_that_does_not_answer(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Its sshd takes connections and says nothing. The run ends before anything is touched."""
+    with node.guest() as guest:
+        start_by_hand(guest, "old", PORT, 0)
+        everybody = Census.of(everybody_in(guest))
+        with node.frozen(), bounded(request, "relaunch, the node's ssh hangs", relaunch_bound_s()):
+            run = run_host(guest, "relaunch", tmp_path, "-e", "server=chat")
+        assert run.rc != 0
+        (failed,) = [task for task in run.tasks if task.status == "failed" and not task.ignored]
+        assert "pve1" in failed.result["msg"] and "Nothing was touched" in failed.result["msg"], failed.result
+        everybody.check()
+        assert_state(host_of(guest.box), running=["old"], listening=[PORT])
+
+
+def test_a_driver_that_hangs_on_the_node(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """NVML on the node never answers: it costs its deadline, and the verdict is unknown, whatever is said inside."""
+    with node.guest() as guest:
+        node.gpus.write(Fault("nvmlDeviceGetMemoryInfo*", hang=True))
+        with bounded(request, "assert_clean, the node's NVML hangs", teardown_bound_s()):
+            run = run_host(guest, "assert_clean", tmp_path, "-e", "server=chat")
+        assert run.rc == 2 and "driver_hung" in run.stdout, run.stdout
