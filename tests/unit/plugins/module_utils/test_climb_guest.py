@@ -20,6 +20,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.lastrungs import LastRung, OptIn
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.owners import Asked, ask_to_stop
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.targets import Owner, Request, Selection
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Gpu, GpuReading, Process, Reason
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
 from ansible_collections.cleanslate.sglang.plugins.module_utils.snapshot import Guest, Snapshot, Unit
@@ -385,6 +386,41 @@ def test_who_came_back_with_the_container_is_still_there(world: NodeWorld, monke
     monkeypatch.setattr(climb, "stop_container", stop_and_start)
     climber = world.climb()
     assert [(one.code, one.subject) for one in climber.report.reasons] == [("still_there", "pid 150")]
+
+
+def test_a_rung_is_told_though_the_look_after_it_fails(world: NodeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.deaf = dict(STUCK_IN_R)
+    really = world._stop_container
+
+    def blind() -> Snapshot:
+        raise CleanSlateError("no answer within 30 s")
+
+    def stop_and_go_blind(*arguments: t.Any) -> LastRung:
+        done = really(*arguments)
+        monkeypatch.setattr(world, "look", blind)
+        return done
+
+    monkeypatch.setattr(climb, "stop_container", stop_and_go_blind)
+    climber = world.climber()
+    with pytest.raises(CleanSlateError, match="no answer within 30 s"):
+        climber.climb()
+    last = climber.report.rungs[-1]
+    assert (last.rung, last.note) == ("container_stop", "stopped and started again")
+
+
+def test_later_looks_keep_to_the_gpus_of_the_first(world: NodeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...] | None] = []
+    really = world.look
+    climber = world.climber()
+
+    def look() -> Snapshot:
+        asked.append(climber.options.pinned)
+        return really()
+
+    monkeypatch.setattr(world, "look", look)
+    climber.climb()
+    assert asked[0] is None and len(asked) > 2
+    assert set(asked[1:]) == {("GPU-0",)}
 
 
 # --- check mode ---

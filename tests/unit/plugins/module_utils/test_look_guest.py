@@ -120,6 +120,15 @@ def test_the_gpus_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert see(monkeypatch, {1}, baseline_names=("GPU-1",)) == [1]
 
 
+def test_the_gpus_of_an_earlier_look_stay_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes are gone with its /dev, or it is broken by now."""
+    for minors in (None, set(), {0}):
+        assert see(monkeypatch, minors, devices=("1",), pinned=("GPU-1",)) == [1]
+        assert see(monkeypatch, minors, pinned=()) == []
+    with pytest.raises(UnknownDevice):
+        see(monkeypatch, {0, 1}, pinned=("GPU-7",))
+
+
 def test_where_containers_cannot_be_seen_nobody_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(looking.nvml, "read_gpus", lambda *_unused: pytest.fail("the driver was asked"))
     monkeypatch.setattr(looking, "bounded_view", lambda *_unused: pytest.fail("processes were read"))
