@@ -26,21 +26,34 @@ _MAX_SOURCE_BYTES = 2 << 20
 _MAX_FILES = 5000
 _REMOTE = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _ENTRY = re.compile(r"^EntryClass\b[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.M)
-# From configs/model_config.py `_derive_model_shapes` of 0.5.15, with those that 0.5.23 adds.
+# From configs/model_config.py of 0.5.15 and 0.5.23: `_derive_model_shapes`, `is_hybrid_swa_model`, `is_deepseek_dsa`.
 MLA_ARCHITECTURES = frozenset(
     {
         "BailingMoeForCausalLMNextN",
         "BailingMoeV2_5ForCausalLM",
+        "BailingMoeV3ForCausalLM",
+        "BailingMoeV3VLForConditionalGeneration",
         "DeepseekV2ForCausalLM",
         "DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM",
         "DeepseekV3ForCausalLMNextN",
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForCausalLMNextN",
         "DotsVLMForCausalLM",
         "Eagle3DeepseekV2ForCausalLM",
+        "GigaChat35ForCausalLM",
+        "GigaChat35ForCausalLMNextN",
         "Glm4MoeLiteForCausalLM",
         "Glm4MoeLiteForCausalLMNextN",
+        "Glm5NextForConditionalGeneration",
+        "Glm5NextForConditionalGenerationNextN",
         "GlmMoeDsaForCausalLM",
+        "GlmMoeDsaForCausalLMNextN",
+        "HYV4ForCausalLM",
+        "HYV4ForCausalLMNextN",
         "KimiK25ForConditionalGeneration",
+        "KimiK3ForConditionalGeneration",
+        "KimiK3LinearForCausalLM",
         "KimiLinearForCausalLM",
         "KimiVLForConditionalGeneration",
         "LongcatFlashForCausalLM",
@@ -69,14 +82,23 @@ PLAIN_ARCHITECTURES = frozenset(
 )
 _HYBRID_SWA = frozenset(
     {
+        "BeamForCausalLM",
+        "DiffusionGemmaForBlockDiffusion",
+        "EmbeddingGemma2Model",
         "Gemma4ForCausalLM",
         "Gemma4ForConditionalGeneration",
         "Gemma4UnifiedForConditionalGeneration",
         "GptOssForCausalLM",
+        "InklingForConditionalGeneration",
+        "InklingForConditionalGenerationMTP",
+        "LagunaForCausalLM",
         "Llama4ForConditionalGeneration",
+        "MellumForCausalLM",
         "MiMoV2FlashForCausalLM",
         "MiMoV2ForCausalLM",
         "MiMoV2MTP",
+        "MuseGlimmerForCausalLM",
+        "MuseGlimmerForConditionalGeneration",
         "Step3p5ForCausalLM",
         "Step3p5MTP",
         "Step3p7ForConditionalGeneration",
@@ -85,14 +107,54 @@ _HYBRID_SWA = frozenset(
 )
 _DSA = frozenset(
     {
-        "DeepseekV3ForCausalLM",
         "DeepseekV32ForCausalLM",
+        "DeepseekV3ForCausalLM",
         "DeepseekV3ForCausalLMNextN",
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForCausalLMNextN",
+        "Glm5NextForConditionalGeneration",
+        "Glm5NextForConditionalGenerationNextN",
         "GlmMoeDsaForCausalLM",
+        "GlmMoeDsaForCausalLMNextN",
+        "HYV4ForCausalLM",
+        "HYV4ForCausalLMNextN",
+        "LongcatFlashForCausalLM",
+        "LongcatFlashForCausalLMNextN",
         "MistralLarge3ForCausalLM",
         "PixtralForConditionalGeneration",
     }
 )
+# Classes with a sliding window that SGLang keeps in one pool all the same.
+_ONE_POOL = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
+# What their state's pool takes goes off the KV cache's room (`mambaish_config`).
+_WITH_STATE = (
+    "BailingMoeLinear",
+    "BailingMoeV2_5",
+    "BailingMoeV3",
+    "FalconH1",
+    "InternS2",
+    "JetNemotron",
+    "JetVLM",
+    "KimiK3",
+    "KimiLinear",
+    "Lfm2",
+    "NemotronH",
+    "Qwen3Next",
+    "Qwen3_5",
+    "Zaya",
+)
+_STATE_FIELDS = (
+    "mamba",
+    "ssm_",
+    "linear_attn",
+    "linear_num",
+    "lightning",
+    "delta_net",
+    "conv_l_cache",
+    "attn_layer_period",
+)
+# Here SGLang counts layers in a way of its own.
+_OWN_COUNT = ("LongcatFlash", "IQuestLoopCoder", "Nanbeige", "Whisper")
 # Classes of transformers that fill in a head_dim or a number of KV heads of their own.
 _OWN_DEFAULTS = ("gemma", "glm4", "qwen3", "mistral", "mixtral", "gpt_oss", "phi3small", "nemotron")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
@@ -440,18 +502,25 @@ def _weight_format(quantization: Config) -> t.Optional[str]:
 
 
 def _kv_differs(names: set[str], text: Config) -> t.Optional[str]:
-    if names & {"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMNextN"}:
+    if any(name.startswith("DeepseekV4") for name in names):
         return "DeepSeek V4 compresses its KV cache in several pools"
-    if names & _HYBRID_SWA or text.get("is_hybrid_swa") is True:
-        return "some layers have a sliding window and a pool of their own"
+    kinds = text.get("layer_types")
+    words = {str(kind) for kind in kinds} if isinstance(kinds, list) else set()
+    known = names & (PLAIN_ARCHITECTURES | _ONE_POOL)
+    if names & _HYBRID_SWA or text.get("is_hybrid_swa") is True or ("sliding_attention" in words and not known):
+        return "some layers have a sliding window, and may have a pool of their own"
     if isinstance(text.get("block_configs"), list):
         return "its layers differ in their attention (block_configs)"
-    kinds = text.get("layer_types")
-    if isinstance(kinds, list) and any("linear" in str(kind) or "mamba" in str(kind) for kind in kinds):
-        return "it has linear-attention layers, whose state has a pool of its own"
-    for name in ("full_attention_interval", "hybrid_override_pattern", "linear_attn_config", "attn_layer_period"):
-        if text.get(name) is not None:
+    if any(name.startswith(_WITH_STATE) for name in names) or words - {"full_attention", "sliding_attention"}:
+        return "it has linear-attention or Mamba layers, whose state has a pool of its own"
+    for name in text:
+        if text[name] is not None and any(part in str(name).lower() for part in _STATE_FIELDS):
             return f"it has linear-attention or Mamba layers ({name}), whose state has a pool of its own"
+    for name in ("full_attention_interval", "hybrid_override_pattern", "loop_num", "num_loops"):
+        if text.get(name) is not None:
+            return f"its layers are not all alike ({name})"
+    if any(name.startswith(_OWN_COUNT) for name in names):
+        return "SGLang counts the layers of this class in a way of its own"
     if any("Mamba" in name or "MiniMaxM3" in name or "SparseForCausalLM" in name for name in names):
         return "its attention has pools of its own"
     return None

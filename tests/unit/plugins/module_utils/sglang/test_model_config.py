@@ -255,11 +255,16 @@ def test_whether_a_model_uses_mla(tmp_path: Path, changes: dict[str, t.Any], exp
         {"hybrid_override_pattern": "M-M*"},
         {"architectures": ["DeepseekV4ForCausalLM"]},
         {"block_configs": [{}]},
+        {"architectures": ["Lfm2ForCausalLM"]},
+        {"architectures": ["NewForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]},
+        {"architectures": ["NewForCausalLM"], "mamba_d_state": 16},
+        {"architectures": ["LongcatFlashForCausalLM"]},
     ],
 )
 def test_models_whose_layers_differ_say_so(tmp_path: Path, changes: dict[str, t.Any]) -> None:
     assert read_model(model(tmp_path / "m", {**LLAMA, **changes})).extra["kv_differs"]
-    assert "kv_differs" not in read_model(model(tmp_path / "n", LLAMA)).extra
+    for alike in ({}, {"layer_types": ["sliding_attention"]}, {"architectures": ["Gemma3ForCausalLM"]}):
+        assert "kv_differs" not in read_model(model(tmp_path / "n", {**LLAMA, **alike})).extra
 
 
 def test_the_classes_of_an_installed_sglang(tmp_path: Path) -> None:
