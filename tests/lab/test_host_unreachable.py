@@ -17,15 +17,18 @@ from ansible_collections.cleanslate.sglang.tests.lab.inventory import API_KEY
 from ansible_collections.cleanslate.sglang.tests.lab.node import Guest, Node
 from ansible_collections.cleanslate.sglang.tests.lab.scenarios import (
     DEADLINES,
+    NVML_S,
     PCT_TRY_S,
     PORT,
     Census,
     bounded,
+    codes,
     everybody_in,
     evictions,
     joint_verdict,
     relaunch_bound_s,
     run_host,
+    run_module_on_node,
     start_by_hand,
     teardown_bound_s,
 )
@@ -139,9 +142,14 @@ def test_a_node_that_does_not_answer(node: Node, tmp_path: Path, request: pytest
 
 
 def test_a_driver_that_hangs_on_the_node(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """NVML on the node never answers: it costs its deadline, and the verdict is unknown, whatever is said inside."""
+    """NVML on the node never answers: it costs its deadline, is named before anything is touched, and never clean."""
     with node.guest() as guest:
         node.gpus.write(Fault("nvmlDeviceGetMemoryInfo*", hang=True))
         with bounded(request, "assert_clean, the node's NVML hangs", teardown_bound_s()):
             run = run_host(guest, "assert_clean", tmp_path, "-e", "server=chat")
-        assert run.rc == 2 and "driver_hung" in run.stdout, run.stdout
+        assert run.rc == 2
+        (failed,) = [task for task in run.tasks if task.status == "failed" and not task.ignored]
+        assert f"NVML gave no answer within {NVML_S} s" in failed.result["msg"], failed.result
+        arguments = {"container": str(guest.vmid), "samples": 1, "settle_s": 0, "allow_simulated": True}
+        judged = run_module_on_node(node, "clean_state", arguments, tmp_path)
+        assert judged.result["verdict"] == "unknown" and "driver_hung" in codes(judged.result), judged.result
