@@ -7,7 +7,7 @@ PYTHON ?= python3
 RUN = $(PYTHON) tests/tools/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine system gates unit test full lab demo clean clean-cache
+.PHONY: help venv engine system gates unit test full lab oracle demo clean clean-cache
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,9 @@ full: system venv engine ## everything; SHARD=K/N runs one part
 
 lab: system venv ## the lab alone: LXC containers, with this machine as their Proxmox node
 	@$(RUN) lab
+
+oracle: engine ## our reading of SGLang's options against the parsers of its wheels 0.5.10 to 0.5.23 (VERSIONS="..." for some)
+	@nice $(PYTHON) tests/tools/oracle.py $(VERSIONS)
 
 gates: venv ## sanity, lint, types, docs, changelog, build and install
 	@$(RUN) gates

@@ -162,7 +162,7 @@ class _Judged:
         names = argv.candidates(name, self.table)
         retired = self._retired(name) if name not in self.table.names else None
         if len(names) != 1:
-            self._no_option(name, names, retired)
+            self._no_option(name, names, retired, "warn" if value is False or value in ([], ()) else "deny")
             return
         option = argv.option_of(names[0], self.table)
         if "config" in option.names:
@@ -193,33 +193,20 @@ class _Judged:
             return None
         return entry
 
-    def _no_option(self, name: str, names: tuple[str, ...], retired: t.Optional[Retired]) -> None:
+    def _no_option(self, name: str, names: tuple[str, ...], retired: t.Optional[Retired], severity: str) -> None:
+        """A name that is no option. One that is false or an empty list never reaches SGLang: a warning then."""
         if retired is not None:
             could = f"; argparse calls it ambiguous ({_dashed(names)})" if names else ""
-            self.add(
-                "flags-removed",
-                "deny",
-                name,
-                f"--{name} was removed in SGLang {retired.removed}{could}",
-                _instead(retired),
-            )
+            message = f"--{name} was removed in SGLang {retired.removed}{could}"
+            self.add("flags-removed", severity, name, message, _instead(retired))
         elif names:
-            self.add(
-                "flags-ambiguous",
-                "deny",
-                name,
-                f"--{name} is no option, and as an abbreviation it could be {_dashed(names)}",
-                "Write the option's full name",
-            )
+            message = f"--{name} is no option, and as an abbreviation it could be {_dashed(names)}"
+            self.add("flags-ambiguous", severity, name, message, "Write the option's full name")
         else:
             near = difflib.get_close_matches(name, sorted(self.table.names), _NEAREST, 0.7)
-            self.add(
-                "flags-unknown",
-                "deny",
-                name,
-                f"--{name} is no option of SGLang {self.version or '(version not known)'}",
-                f"Nearest: {_dashed(tuple(near))}" if near else "No option has a similar name",
-            )
+            message = f"--{name} is no option of SGLang {self.version or '(version not known)'}"
+            nearest = f"Nearest: {_dashed(tuple(near))}" if near else "No option has a similar name"
+            self.add("flags-unknown", severity, name, message, nearest)
 
     def _abbreviated(self, name: str, full: str, retired: t.Optional[Retired]) -> None:
         if retired is not None:

@@ -149,6 +149,9 @@ def render(flags: t.Mapping[str, t.Any], options: t.Optional[OptionTable] = None
     argv: list[str] = []
     for name, value in check(flags).items():
         option = options.get(name) if options is not None else None
+        if option is not None and options is not None:
+            # SGLang looks at the keys of the file before argparse completes them: an abbreviated bare flag fails there.
+            name = options.candidates(name)[0]
         if option is not None and option.toggle:
             if isinstance(value, bool):
                 argv.append(f"--{name}" if value else _opposite(name))
@@ -177,7 +180,9 @@ def _opposite(name: str) -> str:
 
 
 def _config_value(value: t.Any) -> t.Any:
-    """SGLang turns a list's items into words by str(): a mapping in there must be JSON already."""
+    """SGLang turns values and a list's items into words by str() (mappings by JSON since 0.5.14): JSON already here."""
+    if isinstance(value, t.Mapping):
+        return json.dumps(value)
     if isinstance(value, (list, tuple)):
         return [json.dumps(item) if isinstance(item, t.Mapping) else item for item in value]
     return value

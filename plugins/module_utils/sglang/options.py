@@ -275,7 +275,7 @@ class _Reader:
             choices=choices,
             conditional=self.conditional,
             unread=tuple(self.unread),
-            default=self.value("default", None),
+            default=self.value("default", False if called == "DeprecatedStoreTrueAction" else None),
             const=const,
             required=self.constant("required") is True,
             deprecated=retired or self._deprecated_by_help(),

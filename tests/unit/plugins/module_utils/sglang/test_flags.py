@@ -48,8 +48,24 @@ def test_the_written_file_is_read_alike_by_yaml_and_by_our_reader() -> None:
     assert text.isascii()
     assert len(text.splitlines()) == len(VALUES)
     by_yaml, by_subset = yaml.safe_load(text), configfile.read_subset(text)
-    # YAML 1.1 takes 1e-07 for text; SGLang makes words of all values, so nothing is lost.
-    assert by_subset == by_yaml == {**VALUES, "small": "1e-07"}
+    # YAML 1.1 takes 1e-07 for text; SGLang makes words of all values, so nothing is lost. Before 0.5.14 it wrote a
+    # mapping as Python does, so a mapping is JSON in the file already.
+    assert json.loads(by_yaml["mapping"]) == VALUES["mapping"]
+    assert by_subset == by_yaml == {**VALUES, "small": "1e-07", "mapping": by_yaml["mapping"]}
+
+
+def test_the_file_has_full_names_and_a_value_that_may_be_left_away_is_not_in_it() -> None:
+    table = OptionTable(
+        [
+            Option(("is-embedding",), values="none"),
+            Option(("model-checksum",), values="optional"),
+            Option(("tp-size",)),
+        ],
+        "test",
+    )
+    rendered = flags.render({"is-emb": True, "model-checksum": True, "tp": 2}, table)
+    assert rendered == flags.Rendered({"is-embedding": True, "tp-size": 2}, ("--model-checksum",))
+    assert flags.render({"model-checksum": "abc"}, table).config == {"model-checksum": "abc"}
 
 
 def test_names_are_the_same_with_dashes_or_underscores() -> None:
