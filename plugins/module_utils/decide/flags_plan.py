@@ -165,6 +165,9 @@ class _Judged:
             self._no_option(name, names, retired, "warn" if value is False or value in ([], ()) else "deny")
             return
         option = argv.option_of(names[0], self.table)
+        if option is argv.HELP:
+            self.add("flags-help", "deny", name, "--help makes SGLang print a text and end", "Leave it away")
+            return
         if "config" in option.names:
             self.findings.append(_config_finding(key))
             return
@@ -240,7 +243,7 @@ class _Judged:
         if option.deprecated:
             instead = f"Use {option.successor}" if option.successor else ""
             self.add("flags-deprecated", "warn", name, f"--{name} is deprecated in this version", instead)
-        if isinstance(value, bool) and option.values != "none" and option.type in ("str", "nullable_str"):
+        if isinstance(value, bool) and len(words) > 1 and option.type in ("str", "nullable_str"):
             self.add(
                 "flags-shape", "warn", name, f"--{name} takes a value; SGLang gets the text {str(value).lower()!r}"
             )

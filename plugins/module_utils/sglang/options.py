@@ -38,7 +38,10 @@ _RETIRED_ACTIONS = (
     "DeprecatedAliasStoreAction",
 )
 _BARE_RETIRED = _RETIRED_ACTIONS[:3]
-_SUCCESSOR_HELP = re.compile(r"\b(?:use|alias for) (--[a-z][a-z0-9-]+(?:[= ][a-z0-9_]+\b)?)", re.IGNORECASE)
+_SUCCESSOR_HELP = re.compile(
+    r"\b(?:use|alias for) (--[a-z][a-z0-9-]+(?:=[a-z0-9_]+|[ ](?!instead\b|for\b|to\b|and\b|or\b)[a-z0-9_]+)?)",
+    re.IGNORECASE,
+)
 _DEPRECATED_HELP = re.compile(r"\W*deprecated\b", re.IGNORECASE)
 
 
@@ -129,14 +132,17 @@ def read_options(sglang_dir: str) -> t.Optional[OptionTable]:
     try:
         if os.path.isdir(fields):
             paths += sorted(os.path.join(fields, name) for name in os.listdir(fields) if name.endswith(".py"))
-        modules = [package.parse(path) for path in paths]
-    except (OSError, SyntaxError, ValueError):
+        found = _options([package.parse(path) for path in paths])
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return None
+    return OptionTable(_with_config(found), source=sglang_dir) if found else None
+
+
+def _options(modules: t.Sequence[Module]) -> list[Option]:
     defaults = {name: default for module in modules for name, default in _field_defaults(module)}
     # Annotations first: an option that is also added by hand gets the hand-made form.
     found = [option for module in modules for option in _annotated(module)]
-    found += [option for module in modules for option in _added(module, defaults)]
-    return OptionTable(_with_config(found), source=sglang_dir) if found else None
+    return found + [option for module in modules for option in _added(module, defaults)]
 
 
 def option_names(sglang_dir: str) -> t.Optional[frozenset[str]]:
@@ -437,7 +443,7 @@ def _typed_field(reader: _Reader, names: tuple[str, ...], field: str, kind: ast.
         keywords.pop("nargs", None)
         if not _truthy(keywords.get("choices")):
             keywords["choices"] = ast.List(elts=list(literals), ctx=ast.Load())
-        element = type(_constant(literals[0])).__name__
+        element = type(_constant(literals[0])).__name__ if literals else "str"
         keywords["type"] = parser or _type_name(element)
     elif shape in ("List", "list") and parser is None:
         inner = kind.slice if isinstance(kind, ast.Subscript) else None

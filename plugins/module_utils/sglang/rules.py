@@ -96,7 +96,7 @@ def read_rules(sglang_dir: str, table: OptionTable) -> tuple[Rule, ...]:
             paths += sorted(os.path.join(groups, name) for name in os.listdir(groups) if name.endswith(".py"))
         for path in paths:
             trees.append((os.path.relpath(path, srt), t.cast(ast.Module, package.parse(path).tree)))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
     known = {option.dest or "" for option in table.options}
     written: dict[str, list[t.Any]] = {}
