@@ -47,6 +47,7 @@ NOT_SEEN = frozenset(
         "look_failed",
         "unit_runs_something_else",
         "container_unknown",
+        "record_unknown",
     }
 )
 
@@ -83,9 +84,10 @@ def evict(order: Order) -> dict[str, t.Any]:
     _validate(order)
     _allow_many_descriptors()
     started = time.monotonic()
+    request, reasons = _request(order)
     climber = Climber(
         options=order.look,
-        request=_request(order),
+        request=request,
         rungs=order.rungs if order.scope == "gpu" else tuple(rung for rung in order.rungs if rung != "holders"),
         deadlines=order.deadlines,
         hung=order.hung,
@@ -95,6 +97,7 @@ def evict(order: Order) -> dict[str, t.Any]:
             order.pve_dir, order.confirm_container_stop, order.confirm_gpu_reset, order.acknowledge, order.look.protect
         ),
     )
+    climber.report.reasons.extend(reasons)
     plan = climber.plan() if order.check_mode else ()
     seen_to_the_end = order.check_mode or _climb(climber)
     _report_absent(order, climber)
@@ -183,8 +186,22 @@ def _validate(order: Order) -> None:
             raise CleanSlateError(f"deadlines.{name} is {value:g}; it is seconds, 0 or more, and must have an end.")
 
 
-def _request(order: Order) -> Request:
-    record = _find_record(order) if order.name else None
+def _request(order: Order) -> tuple[Request, tuple[Reason, ...]]:
+    """What is to be evicted. A container's record that can't be read is told and done without, where the server has
+    another name (port, unit): those containers need the eviction most.
+    """
+    record, reasons = None, ()
+    try:
+        record = _find_record(order) if order.name else None
+    except CleanSlateError as exc:
+        if order.look.container is None or (order.port is None and order.unit is None):
+            raise
+        reasons = (Reason("record_unknown", str(exc), str(order.name), means="unknown"),)
+    request = _request_with(order, record)
+    return request, reasons
+
+
+def _request_with(order: Order, record: t.Optional[Record]) -> Request:
     return Request(
         scope=order.scope,
         name=order.name,

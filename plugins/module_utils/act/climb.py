@@ -323,19 +323,21 @@ class Climber:
 
     def _kill_objection(self, snapshot: Snapshot) -> t.Callable[[int], t.Optional[str]]:
         """Why a pid in a server's own cgroup must not be killed with it. Only a process that is known, unprotected and
-        within bounds may; one that was forked since this look may if its parent may.
+        within bounds may; and one that was forked since this look, if its parent may, or if it has none left but the
+        container's init: only the server itself, or systemd for it, forks into its cgroup.
         """
+        inits = snapshot.guest.inits if snapshot.guest else frozenset()
 
         def object_to(pid: int, depth: int = 0) -> t.Optional[str]:
             process = snapshot.processes.get(pid)
             if process is None:
                 now = read_identity(pid, self.options.proc)
-                if now is None:
+                if now is None or now.ppid in inits:
                     return None
                 return object_to(now.ppid, depth + 1) if depth < 3 else "who it is is not known"
             if elsewhere(process, snapshot):
                 return "it is out of bounds"
-            if snapshot.guest is not None and pid in snapshot.guest.inits:
+            if pid in inits and snapshot.guest is not None:
                 return f"it is the init of {snapshot.guest.label}"
             return protected_why(process, snapshot.own_pids, self.request.protect, snapshot.units)
 
@@ -610,6 +612,9 @@ class Climber:
         """Where a server or holders were to be found, not having seen them is no success."""
         scope = self.request.scope
         self._report_unplaced(snapshot)
+        if snapshot.guest is not None and not snapshot.gpus and not self.options.without_gpus and scope != "server":
+            text = f"{snapshot.guest.label} has no GPU of this node in its /dev, so nobody could be found by its GPUs"
+            self._reason("gpus_unknown", f"{text}: name them by UUID (devices)", snapshot.guest.label)
         if self.options.without_gpus or scope == "server" or (scope == "sglang" and not self.request.devices):
             return
         if snapshot.reading.gpus is None:

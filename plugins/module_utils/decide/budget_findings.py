@@ -376,15 +376,17 @@ class _Judge:
         ranks = self.topology.ranks_here or 0
         if free is None:
             return
+        # No denial: what fills it may be leftovers, which the eviction before the start removes; the verdict after that
+        # judges the room again.
         if free < 1 or (ranks > 1 and free < _SHM_TOO_SMALL_MIB):
-            severity, words = "deny", "the start dies of SIGBUS (exit code -7)"
+            words = "the start dies of SIGBUS (exit code -7) if it stays so"
         elif ranks > 1 and free < _SHM_SMALL_MIB:
-            severity, words = "warn", "NCCL and SGLang's message queues live there"
+            words = "NCCL and SGLang's message queues live there"
         else:
             return
         self._say(
             "shm_small",
-            severity,
+            "warn",
             "/dev/shm",
             f"{free:,} MiB are free in /dev/shm for {ranks} ranks: {words}",
             "remove what dead servers left (playbook teardown), or give the container a larger /dev/shm",

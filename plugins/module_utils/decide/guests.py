@@ -48,7 +48,7 @@ def guest_unit(
     descends from it (``below``) or is an SGLang worker. Else main_pid is 0: then the unit is somebody else's.
     """
     name, path = unit_of(leader), unit_path_of(leader)
-    if name is None or path is None or not name.endswith(".service"):
+    if name is None or path is None or not name.endswith(".service") or not _below_slices(path):
         return None
     family = {leader.pid, *below}
     alone = all(
@@ -58,6 +58,14 @@ def guest_unit(
     )
     main_pid = leader.pid if alone and leader.ppid in inits else 0
     return Unit(name, main_pid, "", "active", "loaded", path)
+
+
+def _below_slices(path: str) -> bool:
+    """Whether this is a unit of the container's systemd: a delegated service may make any cgroup below its own."""
+    names = path.strip("/").split("/")
+    start = 1 if names[0].startswith("lxc.payload.") else 2
+    between = names[start:-1]
+    return all(name.endswith(".slice") for name in (between[1:] if between[:1] == ["ns"] else between))
 
 
 def judge_absence(guest: Guest, config: GuestConfig) -> list[Reason]:

@@ -30,6 +30,7 @@ from .inside import read_inside
 from .systemd import has_systemd, read_unit
 
 SCAN_DEADLINE_S = 30.0
+CONFIG_DEADLINE_S = 3.0
 DEFAULT_PORT = 30000
 
 
@@ -190,6 +191,7 @@ def find_leaders(
     looked at from outside, as its cgroup tells it. Our systemd knows nothing of a container's unit of the same name.
     """
     systemd = options.proc == "/proc" and has_systemd()
+    configs = _Configs(options.proc)
     me = processes.get(os.getpid())
     own_guest = guest_of(me) if me else None
     units: dict[str, t.Optional[Unit]] = {}
@@ -201,14 +203,15 @@ def find_leaders(
         if guest is not None and process.pid in guest.members:
             below = descendants(process.pid, processes)
             unit = guest_unit(process, processes, guest.inits, below)
-            result.append(_leader(process, unit, None, options, guest.init_pid or guest.root_pid))
+            result.append(_leader(process, unit, None, options, configs, guest.init_pid or guest.root_pid))
             continue
         ours = guest is None and guest_of(process) == own_guest
         if name is not None and systemd and ours and name not in units:
             units[name] = read_unit(name, options.systemctl_deadline_s)
         unit = units.get(name) if name and ours else None
+        wrapper = wrapper_pid(process, unit, processes)
         # Nobody of another place is ever selected, so its configuration file is none of our business.
-        result.append(_leader(process, unit, wrapper_pid(process, unit, processes), options, with_config=ours))
+        result.append(_leader(process, unit, wrapper, options, configs, with_config=ours))
     return tuple(result)
 
 
@@ -217,11 +220,12 @@ def _leader(
     unit: t.Optional[Unit],
     wrapper: t.Optional[int],
     options: LookOptions,
+    configs: _Configs,
     network_of: t.Optional[int] = None,
     with_config: bool = True,
 ) -> Leader:
     """``network_of``: whose network namespace the wanted ports are in; None: ours."""
-    reader = _config_reader(process, options.proc) if with_config else (lambda path: None)
+    reader = configs.reader(process) if with_config else (lambda path: None)
     launched = launched_flags(process.argv, reader)
     flags = launched.flags if launched else {}
     environment = procfs.read_environment(process.pid, options.proc) or {}
@@ -283,6 +287,28 @@ def _pinned_by_flags(flags: t.Mapping[str, t.Any]) -> float:
         return size if math.isfinite(size) else 0.0
     except (TypeError, ValueError, OverflowError):
         return 0.0
+
+
+class _Configs:
+    """Launchers' configuration files, each read in a child with a deadline of its own: one on a dead file server must
+    not hide the processes. After a hang nobody's is read any more; what they set is then not known.
+    """
+
+    def __init__(self, proc: str) -> None:
+        self._proc = proc
+        self._hung = False
+
+    def reader(self, process: Process) -> t.Callable[[str], t.Optional[str]]:
+        read = _config_reader(process, self._proc)
+
+        def bounded(path: str) -> t.Optional[str]:
+            if self._hung:
+                return None
+            called = fetch_bounded(lambda: read(path), CONFIG_DEADLINE_S)
+            self._hung = called.timed_out
+            return t.cast("t.Optional[str]", called.value) if called.ok else None
+
+        return bounded
 
 
 def _config_reader(process: Process, proc: str) -> t.Callable[[str], t.Optional[str]]:
