@@ -190,7 +190,8 @@ def _request(order: Order) -> tuple[Request, tuple[Reason, ...]]:
     """What is to be evicted. A container's record that can't be read is told and done without, where the server has
     another name (port, unit): those containers need the eviction most.
     """
-    record, reasons = None, ()
+    record: t.Optional[Record] = None
+    reasons: tuple[Reason, ...] = ()
     try:
         record = _find_record(order) if order.name else None
     except CleanSlateError as exc:

@@ -55,7 +55,7 @@ def test_a_configuration_that_hangs_costs_no_look(tmp_path: Path, monkeypatch: p
 def test_an_eviction_that_could_choose_no_gpu_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     world = NodeWorld(monkeypatch, inside(120))
     really = world.look
-    world.look = lambda: dataclasses.replace(really(), gpus=())
+    monkeypatch.setattr(world, "look", lambda: dataclasses.replace(really(), gpus=()))
     climber = world.climb(request=Request(scope="gpu"), rungs=("stop", "term", "kill", "holders"))
     assert [one.code for one in climber.report.reasons if one.severity == "required"]
 
