@@ -28,6 +28,7 @@ from .observe.procfs import read_boot_id, read_identity
 from .observe.pve import read_guest as read_guest_config
 from .observe.shm import read_shm
 from .observe.vantage import vantage
+from .recorded import launch_by, launch_of
 from .results import guest_row, memory_rows
 from .sglang.cmdline import is_leader
 from .sglang.record import CURRENT, Record, find_recorded, parse, recorded_process, server_dir
@@ -271,31 +272,8 @@ def _recorded(record: Record, order: Order) -> RecordedLaunch:
         processes = bounded_view(order.look)[0]
         found = recorded_process(record, processes, boot_id)
         if found is not None:
-            return _launch_of(found, record, boot_id)
-    program = os.path.realpath(record.python) if record.python else None
-    return RecordedLaunch(
-        record.pid,
-        record.start_ticks,
-        record.sid,
-        record.boot_id,
-        record.unit,
-        record.port,
-        program,
-        own_session=record.sid is not None and record.sid == record.pid,
-    )
-
-
-def _launch_of(found: Process, record: Record, boot_id: t.Optional[str]) -> RecordedLaunch:
-    return RecordedLaunch(
-        found.pid,
-        found.start_ticks,
-        found.sid,
-        boot_id,
-        record.unit,
-        record.port,
-        found.exe,
-        own_session=found.sid == found.pid,
-    )
+            return launch_of(found, record, boot_id)
+    return launch_by(record)
 
 
 def _recorded_inside(record: Record, order: Order, boot_id: t.Optional[str]) -> RecordedLaunch:
@@ -312,7 +290,7 @@ def _recorded_inside(record: Record, order: Order, boot_id: t.Optional[str]) -> 
     by_config = [one for one in inside if _has_config(one, record)]
     same = [one for one in by_pid if one.start_ticks == record.start_ticks] if same_boot else []
     for one in (same + by_config)[:1]:
-        return _launch_of(one, record, boot_id)
+        return launch_of(one, record, boot_id)
     taken = any(one.start_ticks != record.start_ticks for one in by_pid)
     sids = {one.sid for one in inside if guest.pid_inside(one.nssid) == record.sid and one.sid > 0}
     return RecordedLaunch(

@@ -1,0 +1,41 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the launch record to what an eviction, and a plan before it, take for evidence of who the server is."""
+
+from __future__ import annotations
+
+import os
+import typing as t
+
+from .decide.targets import RecordedLaunch
+from .model import Process
+from .sglang.record import Record
+
+
+def launch_of(found: Process, record: Record, boot_id: t.Optional[str]) -> RecordedLaunch:
+    """The launch of a leader that lives."""
+    return RecordedLaunch(
+        found.pid,
+        found.start_ticks,
+        found.sid,
+        boot_id,
+        record.unit,
+        record.port,
+        found.exe,
+        own_session=found.sid == found.pid,
+    )
+
+
+def launch_by(record: Record) -> RecordedLaunch:
+    """The launch as it was written down: its leader is gone, or not looked for yet."""
+    return RecordedLaunch(
+        record.pid,
+        record.start_ticks,
+        record.sid,
+        record.boot_id,
+        record.unit,
+        record.port,
+        os.path.realpath(record.python) if record.python else None,
+        own_session=record.sid is not None and record.sid == record.pid,
+    )
