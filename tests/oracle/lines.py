@@ -10,6 +10,7 @@ import typing as t
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import is_secret_flag
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Rule, Term
 
 _WORDS = {
     "int": [
@@ -228,3 +229,30 @@ def _flag(option: Option, chance: random.Random) -> t.Any:
     if option.values == "many":
         return [_word(option, chance) for _each in range(chance.randint(0, 3))]
     return _word(option, chance)
+
+
+def conflict(rule: Rule, table: OptionTable) -> t.Optional[list[str]]:
+    """Words that break a rule; None where no value for it can be made up."""
+    by_dest = {option.dest: option for option in table.options}
+    words: dict[str, list[str]] = {}
+    for term in rule.terms:
+        if term.test in ("false", "none") or term.dest in words:
+            continue
+        option = by_dest[term.dest]
+        value = _breaking(term, option)
+        if value is None:
+            return None
+        words[term.dest] = [f"--{option.names[0]}", *([] if option.values == "none" else [value])]
+    return [word for each in words.values() for word in each]
+
+
+def _breaking(term: Term, option: Option) -> t.Optional[str]:
+    if term.test in ("eq", "in"):
+        return str(term.value if term.test == "eq" else term.value[0])
+    if option.choices:
+        others = [each for each in option.choices if each not in ("auto", "none", None) and term.holds(each)]
+        return str(others[0]) if others else None
+    if option.type is None or option.type.startswith("json"):
+        return '["a"]'
+    value: t.Any = {"int": 3, "float": 0.77}.get(option.type, "zz")
+    return str(value) if term.holds(value) else None

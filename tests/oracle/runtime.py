@@ -4,7 +4,8 @@
 """The argument parser that an unpacked SGLang builds itself; run by the engine's Python:  runtime.py ROOT [STUB ...]
 
 Prints one line of JSON that describes the parser, then answers each line of JSON on its standard input: `argv` is
-parsed; with `config` (the text of a --config file) SGLang's own merger puts that file's words in front first.
+parsed; with `config` (the text of a --config file) SGLang's own merger puts that file's words in front first; with
+`resolve` SGLang also resolves and checks what it parsed, as far as that needs no GPU.
 
 STUB names packages that the engine lacks and that SGLang imports on the way to its parser, without them having a part
 in it (xgrammar): they become empty modules. Everything of SGLang is its own.
@@ -90,7 +91,15 @@ def described(parser: argparse.ArgumentParser, merger: t.Any) -> dict[str, t.Any
     }
 
 
-def answer(parser: argparse.ArgumentParser, merger: t.Any, asked: dict[str, t.Any], folder: str) -> dict[str, t.Any]:
+def resolve(record: t.Any) -> None:
+    """SGLang's own checks after parsing: when the record is made (until 0.5.18), else in `resolve_once`."""
+    for name in ("resolve_once", "check_server_args"):
+        getattr(record, name, lambda: None)()
+
+
+def answer(
+    parser: argparse.ArgumentParser, merger: t.Any, asked: dict[str, t.Any], folder: str, record: t.Any
+) -> dict[str, t.Any]:
     """Whether SGLang would get past its command line, and why not."""
     out = io.StringIO()
     words: t.Optional[list[str]] = None
@@ -102,7 +111,9 @@ def answer(parser: argparse.ArgumentParser, merger: t.Any, asked: dict[str, t.An
                 with open(path, "w", encoding="utf-8") as stream:
                     stream.write(asked["config"])
                 words = merger.merge_config_with_args(["--config", path, *words])
-            parser.parse_args(words)
+            parsed = parser.parse_args(words)
+            if asked.get("resolve"):
+                resolve(record.from_cli_args(parsed))
         except SystemExit as end:
             lines = [line for line in out.getvalue().splitlines() if ": error: " in line]
             return {"ok": False, "words": words, "why": lines[-1] if lines else f"exit {end.code}"}
@@ -135,7 +146,7 @@ def main() -> int:
     print(MARK + json.dumps(described(parser, merger)), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for line in sys.stdin:
-            print(MARK + json.dumps(answer(parser, merger, json.loads(line), folder)), flush=True)
+            print(MARK + json.dumps(answer(parser, merger, json.loads(line), folder, ServerArgs)), flush=True)
     return 0
 
 

@@ -32,7 +32,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.flags_pla
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError  # noqa: E402
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.flags import render, to_yaml  # noqa: E402
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import OptionTable, read_options  # noqa: E402
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import read_rules  # noqa: E402
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Rule, broken, read_rules  # noqa: E402
 from ansible_collections.cleanslate.sglang.scripts.bootstrap import cache_dir  # noqa: E402
 from ansible_collections.cleanslate.sglang.tests.oracle import compare, lines  # noqa: E402
 
@@ -109,6 +109,7 @@ class Counts:
     refused: int = 0
     unjudged: int = 0
     disagreements: list[str] = field(default_factory=list)
+    rules: str = ""
     unavailable: str = ""
 
 
@@ -136,9 +137,9 @@ def fetch_wheel(version: str, python: Path) -> Path:
 
 
 def unpack(wheel: Path, target: Path) -> Path:
-    """The Python sources of a wheel; the directory of its package."""
+    """The sources of a wheel, without its tables of tuned kernels; the directory of its package."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(target, [name for name in archive.namelist() if name.endswith(".py")])
+        archive.extractall(target, [name for name in archive.namelist() if not name.endswith((".json", ".so"))])
     return target / "sglang"
 
 
@@ -197,6 +198,31 @@ def compare_mappings(table: OptionTable, runtime: Runtime, counts: Counts, numbe
             counts.refused += not theirs["ok"]
 
 
+def compare_rules(rules: t.Sequence[Rule], table: OptionTable, runtime: Runtime, counts: Counts) -> None:
+    """Combinations that we deny or warn of, against SGLang's own checks on a CPU with the tiny model."""
+    base = ["--model-path", str(cache_dir() / "tiny-model"), "--device", "cpu"]
+    plain = runtime.ask(argv=base, resolve=True)
+    if not plain["ok"]:
+        counts.rules = f"{len(rules)} read; its own checks don't run here: {plain['why'][:120]}"
+        return
+    found = {"denied": 0, "warned": 0, "quiet": 0, "warned and accepted": 0}
+    for rule in rules:
+        words = lines.conflict(rule, table)
+        if words is None:
+            continue
+        values = argv_tools.parse(words, table, required=False).values
+        fired = [sure for _rule, sure in broken([rule], values, table)]
+        kind = "quiet" if not fired else "denied" if fired[0] else "warned"
+        found[kind] += 1
+        if not fired or not runtime.ask(argv=[*base, *words], resolve=True)["ok"]:
+            continue
+        if kind == "denied":
+            counts.disagreements.append(f"{words}: denied by {rule.place} ({rule.message}); its own: accepted")
+        else:  # the warning says so: SGLang changed one of them itself before its check
+            found["warned and accepted"] += 1
+    counts.rules = ", ".join(f"{number} {kind}" for kind, number in found.items()) + f"; {len(rules)} read"
+
+
 def judge(version: str, python: Path, logs: Path, number: int) -> Counts:
     counts = Counts(version)
     with tempfile.TemporaryDirectory(prefix="oracle-") as scratch:
@@ -211,7 +237,7 @@ def judge(version: str, python: Path, logs: Path, number: int) -> Counts:
         if table is None:
             counts.differing.append("the reader found no options")
             return counts
-        read_rules(str(package), table)
+        rules = read_rules(str(package), table)
         counts.options = len(table.options)
         counts.text_differs = sorted(table.names ^ compare.names_by_text(package))
         try:
@@ -223,6 +249,7 @@ def judge(version: str, python: Path, logs: Path, number: int) -> Counts:
             counts.equal, counts.differing = compare.differences(table, described)
             compare_lines(table, runtime, counts, number)
             compare_mappings(table, runtime, counts, number)
+            compare_rules(rules, table, runtime, counts)
         finally:
             runtime.close()
         if stubs:
@@ -243,6 +270,7 @@ def show(counts: Counts) -> None:
             f"  lines: {counts.accepted} accepted by both, {counts.refused} refused by both, {counts.unjudged} not "
             f"judged; disagreements: {len(counts.disagreements)}"
         )
+        print(f"  combinations: {counts.rules}")
     for line in [*counts.differing, *counts.disagreements][:LISTED]:
         print(f"    {line}")
     sys.stdout.flush()

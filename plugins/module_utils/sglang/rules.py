@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import typing as t
 from dataclasses import dataclass
 
 from .options import NOT_KNOWN, OptionTable
-from .sources import Package, name_of
+from .sources import Package, name_of, read_source
 
 _RECORDS = ("self", "server_args", "args", "cfg", "view", "sa")
 _NO_WRITERS = (
@@ -35,6 +36,8 @@ _NO_WRITERS = (
     "format",
 )
 _MOST_TERMS = 6
+_BODIES = ("body", "orelse", "finalbody")
+_NAMED = re.compile(r"\b(\w+)\s*=(?!=)|[\"'](\w+)[\"']\s*[:,]")
 _ROOTS = ("__post_init__", "check_server_args", "run_resolution_pipeline")
 
 
@@ -58,14 +61,31 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A value that SGLang itself may put into a field, if all ``guards`` hold; each with whether SGLang may make it
+    hold itself. What the sources don't tell of a condition is left out: then the change is taken for possible."""
+
+    value: t.Any
+    guards: tuple[tuple[Term, bool], ...] = ()
+
+    def possible(self, values: t.Mapping[str, t.Any], defaults: t.Mapping[t.Optional[str], t.Any]) -> bool:
+        """Whether it may happen with these values."""
+        for term, made in self.guards:
+            value = values.get(term.dest, defaults.get(term.dest, NOT_KNOWN))
+            if not made and value is not NOT_KNOWN and not term.holds(value):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
 class Rule:
-    """All ``terms`` together are refused with ``message``. ``place``: file and line. ``sure``: for each term, whether
-    it also holds for every value that SGLang itself may have put there by then."""
+    """All ``terms`` together are refused with ``message``. ``place``: file and line. ``changes``: for each term, what
+    SGLang itself may do to the field before so that the term no longer holds."""
 
     terms: tuple[Term, ...]
     message: str
     place: str
-    sure: tuple[bool, ...] = ()
+    changes: tuple[tuple[Change, ...], ...] = ()
 
     @property
     def dests(self) -> tuple[str, ...]:
@@ -98,18 +118,29 @@ def read_rules(sglang_dir: str, table: OptionTable) -> tuple[Rule, ...]:
             trees.append((os.path.relpath(path, srt), t.cast(ast.Module, package.parse(path).tree)))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
-    known = {option.dest or "" for option in table.options}
-    written: dict[str, list[t.Any]] = {}
+    reader = _Reader({option.dest or "" for option in table.options})
     for _path, tree in trees:
-        for name, value in _written(tree):
-            if name in known:
-                written.setdefault(name, []).append(value)
-    reader = _Reader(known, written)
+        reader.note_writes(tree.body, [])
+    reader.note_names(_texts(os.path.join(groups, "model_overrides")))
     functions = [(path, function) for path, tree in trees for function in _functions(tree.body)]
     always = _always_run([function for _path, function in functions])
     return tuple(
         rule for path, function in functions if function.name in always for rule in reader.rules(path, function)
     )
+
+
+def _texts(folder: str) -> t.Iterator[str]:
+    """Overrides by models: only searched for names of fields."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        if name.endswith(".py"):
+            try:
+                yield read_source(os.path.join(folder, name))
+            except (OSError, ValueError):
+                continue
 
 
 def _functions(body: t.Sequence[ast.stmt]) -> t.Iterator[ast.FunctionDef]:
@@ -163,7 +194,8 @@ def _holds(rule: Rule, values: t.Mapping[str, t.Any], defaults: t.Mapping[t.Opti
     sure = True
     if not any(term.dest in values for term in rule.terms):
         return None
-    for term, stays in zip(rule.terms, rule.sure):
+    for term, changes in zip(rule.terms, rule.changes):
+        stays = not any(change.possible(values, defaults) for change in changes)
         value = values.get(term.dest, defaults.get(term.dest, NOT_KNOWN))
         if value is NOT_KNOWN or not term.holds(value) or (term.dest not in values and not stays):
             return None
@@ -171,9 +203,9 @@ def _holds(rule: Rule, values: t.Mapping[str, t.Any], defaults: t.Mapping[t.Opti
     return sure
 
 
-def _written(tree: ast.Module) -> t.Iterator[tuple[str, t.Any]]:
+def _written(statement: ast.stmt) -> t.Iterator[tuple[str, t.Any]]:
     """(field, value) of assignments, and of calls and dictionaries that may become some; NOT_KNOWN values too."""
-    for node in ast.walk(tree):
+    for node in ast.walk(statement):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             value = node.value if isinstance(node, ast.Assign) else None
@@ -183,7 +215,12 @@ def _written(tree: ast.Module) -> t.Iterator[tuple[str, t.Any]]:
                 )
         elif isinstance(node, ast.Call) and name_of(node.func) not in _NO_WRITERS:
             yield from ((str(_literal(each)), NOT_KNOWN) for each in node.args if isinstance(_literal(each), str))
-            yield from ((keyword.arg, _literal(keyword.value)) for keyword in node.keywords if keyword.arg)
+            yield from (
+                (keyword.arg, _literal(keyword.value))
+                for keyword in node.keywords
+                # `f(pp_size=cfg.pp_size)` hands a field on as it is.
+                if keyword.arg and not (isinstance(keyword.value, ast.Attribute) and keyword.value.attr == keyword.arg)
+            )
         elif isinstance(node, ast.Dict):
             pairs = [(_literal(key), value) for key, value in zip(node.keys, node.values)]
             yield from ((key, _literal(value)) for key, value in pairs if isinstance(key, str))
@@ -194,9 +231,48 @@ def _literal(node: t.Optional[ast.expr]) -> t.Any:
 
 
 class _Reader:
-    def __init__(self, known: t.Collection[str], written: t.Mapping[str, t.Sequence[t.Any]]) -> None:
+    def __init__(self, known: t.Collection[str]) -> None:
         self.known = known
-        self.written = written
+        self.written: dict[str, list[tuple[t.Any, tuple[Term, ...]]]] = {}
+
+    def note_writes(self, body: t.Sequence[ast.stmt], above: t.Sequence[Term]) -> None:
+        """What these statements may put into fields; ``above``: conditions that surely hold there."""
+        guards = list(above)
+        for statement in body:
+            if isinstance(statement, ast.If):
+                self.note_writes(statement.body, [*guards, *self._known_terms(statement.test)])
+                otherwise = self._known_terms(statement.test, negated=True)
+                self.note_writes(statement.orelse, [*guards, *otherwise])
+                if _leaves(statement.body):
+                    guards += otherwise
+                continue
+            inner = [part for name in _BODIES for part in getattr(statement, name, ())]
+            handlers = [part for handler in getattr(statement, "handlers", ()) for part in handler.body]
+            if inner or handlers:
+                apart = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+                self.note_writes([*inner, *handlers], () if apart else guards)
+                continue
+            for dest, value in _written(statement):
+                if dest in self.known:
+                    self.written.setdefault(dest, []).append((value, tuple(guards)))
+
+    def note_names(self, texts: t.Iterable[str]) -> None:
+        """Fields that are only known to be named where something may be put into them."""
+        for text in texts:
+            for match in _NAMED.finditer(text):
+                name = match.group(1) or match.group(2)
+                if name in self.known:
+                    self.written.setdefault(name, []).append((NOT_KNOWN, ()))
+
+    def _changes(self, term: Term) -> tuple[Change, ...]:
+        return tuple(
+            Change(value, tuple((guard, self._made(guard)) for guard in guards))
+            for value, guards in self.written.get(term.dest, ())
+            if value is NOT_KNOWN or not term.holds(value)
+        )
+
+    def _made(self, guard: Term) -> bool:
+        return any(value is NOT_KNOWN or guard.holds(value) for value, _guards in self.written.get(guard.dest, ()))
 
     def rules(self, path: str, function: ast.FunctionDef) -> t.Iterator[Rule]:
         yield from self._block(path, function.body, [])
@@ -234,11 +310,7 @@ class _Reader:
 
     def _rule(self, path: str, node: ast.stmt, terms: list[Term], message: t.Optional[ast.expr]) -> t.Iterator[Rule]:
         unique = tuple(dict.fromkeys(terms))
-        sure = tuple(
-            all(value is not NOT_KNOWN and term.holds(value) for value in self.written.get(term.dest, ()))
-            for term in unique
-        )
-        rule = Rule(unique, _text(message), f"{path}:{node.lineno}", sure)
+        rule = Rule(unique, _text(message), f"{path}:{node.lineno}", tuple(map(self._changes, unique)))
         if len(rule.dests) > 1 and len(rule.terms) <= _MOST_TERMS:
             yield rule
 
@@ -255,6 +327,16 @@ class _Reader:
         if term is None:
             return None
         return [Term(term.dest, _OPPOSITE[term.test], term.value) if negated else term]
+
+    def _known_terms(self, node: ast.expr, negated: bool = False) -> list[Term]:
+        """Of a conjunction, the conditions that can be read."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self._known_terms(node.operand, not negated)
+        if isinstance(node, ast.BoolOp):
+            if isinstance(node.op, ast.And) == negated:
+                return []
+            return [term for each in node.values for term in self._known_terms(each, negated)]
+        return self._terms(node, negated) or []
 
     def _term(self, node: ast.expr) -> t.Optional[Term]:
         dest = self._dest(node)

@@ -160,7 +160,7 @@ class Package:
 
     def parse(self, path: str) -> Module:
         """A file as a whole. Raises OSError, SyntaxError, ValueError."""
-        text = _read(path)
+        text = read_source(path)
         module = Module(self, path, text, ast.parse(text))
         self._modules[path] = module
         return module
@@ -174,7 +174,7 @@ class Package:
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if path not in self._modules:
                 try:
-                    self._modules[path] = Module(self, path, _read(path))
+                    self._modules[path] = Module(self, path, read_source(path))
                 except (OSError, ValueError):
                     self._modules[path] = None
             found = self._modules[path]
@@ -374,7 +374,8 @@ def _items(value: t.Any) -> list[t.Any]:
     raise NotKnown("not a collection")
 
 
-def _read(path: str) -> str:
+def read_source(path: str) -> str:
+    """The text of a source file of bounded size. Raises OSError, ValueError."""
     # A virtual environment may hold its packages as links.
     with os.fdopen(open_regular(path, follow=True), "rb") as stream:
         source = stream.read(MAX_SOURCE_BYTES + 1)

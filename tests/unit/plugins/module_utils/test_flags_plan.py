@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.flags_plan import judge_flags, words_of
 from ansible_collections.cleanslate.sglang.plugins.module_utils.plan_model import Finding
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable, read_options
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Rule, Term
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Change, Rule, Term
 from ansible_collections.cleanslate.sglang.tests.unit.plugins.module_utils.sglang import fixture_sglang
 
 MODEL = {"model_path": "/m"}
@@ -180,9 +180,9 @@ def test_a_flag_that_is_off_and_no_option_never_reaches_sglang(table: OptionTabl
 
 def test_combinations_that_sglangs_own_checks_refuse(table: OptionTable) -> None:
     rule = Rule(
-        (Term("strict", "true"), Term("dtype", "ne", "half")), "strict wants half", "server_args.py:1", (True, True)
+        (Term("strict", "true"), Term("dtype", "ne", "half")), "strict wants half", "server_args.py:1", ((), ())
     )
-    unsure = Rule(rule.terms, "perhaps", "server_args.py:2", (True, False))
+    unsure = Rule(rule.terms, "perhaps", "server_args.py:2", ((), (Change("half"),)))
     findings, _canonical = judge_flags({**MODEL, "strict": True}, table, None, (rule, unsure))
     finding = only(findings)  # the default of dtype counts only where SGLang doesn't change it
     assert (finding.id, finding.severity, finding.waivable) == ("flags-conflict", "deny", True)
