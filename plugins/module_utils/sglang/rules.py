@@ -37,7 +37,10 @@ _NO_WRITERS = (
 )
 _MOST_TERMS = 6
 _BODIES = ("body", "orelse", "finalbody")
-_NAMED = re.compile(r"\b(\w+)\s*=(?!=)|[\"'](\w+)[\"']\s*[:,]")
+_NAMED = re.compile(
+    r"(?:\b(\w+)\s*=(?!=)|[\"'](\w+)[\"']\s*(?:[:,]|\]\s*=(?!=)))\s*(?:(True|False|None)\b(?! *(?:if|or)\b))?"
+)
+_LITERALS = {"True": True, "False": False, "None": None}
 _ROOTS = ("__post_init__", "check_server_args", "run_resolution_pipeline")
 
 
@@ -203,7 +206,7 @@ def _holds(rule: Rule, values: t.Mapping[str, t.Any], defaults: t.Mapping[t.Opti
     return sure
 
 
-def _written(statement: ast.stmt) -> t.Iterator[tuple[str, t.Any]]:
+def _written(statement: ast.AST) -> t.Iterator[tuple[str, t.Any]]:
     """(field, value) of assignments, and of calls and dictionaries that may become some; NOT_KNOWN values too."""
     for node in ast.walk(statement):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
@@ -221,6 +224,8 @@ def _written(statement: ast.stmt) -> t.Iterator[tuple[str, t.Any]]:
                 # `f(pp_size=cfg.pp_size)` hands a field on as it is.
                 if keyword.arg and not (isinstance(keyword.value, ast.Attribute) and keyword.value.attr == keyword.arg)
             )
+        elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(_literal(node.elts[0]), str):
+            yield _literal(node.elts[0]), _literal(node.elts[1])
         elif isinstance(node, ast.Dict):
             pairs = [(_literal(key), value) for key, value in zip(node.keys, node.values)]
             yield from ((key, _literal(value)) for key, value in pairs if isinstance(key, str))
@@ -239,6 +244,8 @@ class _Reader:
         """What these statements may put into fields; ``above``: conditions that surely hold there."""
         guards = list(above)
         for statement in body:
+            for head in _heads(statement):
+                self._note(head, guards)
             if isinstance(statement, ast.If):
                 self.note_writes(statement.body, [*guards, *self._known_terms(statement.test)])
                 otherwise = self._known_terms(statement.test, negated=True)
@@ -252,17 +259,21 @@ class _Reader:
                 apart = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
                 self.note_writes([*inner, *handlers], () if apart else guards)
                 continue
-            for dest, value in _written(statement):
-                if dest in self.known:
-                    self.written.setdefault(dest, []).append((value, tuple(guards)))
+            self._note(statement, guards)
+
+    def _note(self, node: ast.AST, guards: t.Sequence[Term]) -> None:
+        for dest, value in _written(node):
+            if dest in self.known:
+                self.written.setdefault(dest, []).append((value, tuple(guards)))
 
     def note_names(self, texts: t.Iterable[str]) -> None:
-        """Fields that are only known to be named where something may be put into them."""
+        """Fields that are named where something may be put into them, whatever the condition."""
         for text in texts:
             for match in _NAMED.finditer(text):
                 name = match.group(1) or match.group(2)
                 if name in self.known:
-                    self.written.setdefault(name, []).append((NOT_KNOWN, ()))
+                    value = _LITERALS.get(match.group(3) or "", NOT_KNOWN)
+                    self.written.setdefault(name, []).append((value, ()))
 
     def _changes(self, term: Term) -> tuple[Change, ...]:
         return tuple(
@@ -367,6 +378,15 @@ class _Reader:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in _RECORDS:
             return node.attr if node.attr in self.known else ""
         return ""
+
+
+def _heads(statement: ast.stmt) -> list[ast.AST]:
+    """The expressions of a compound statement, apart from its blocks."""
+    if isinstance(statement, (ast.If, ast.While)):
+        return [statement.test]
+    if isinstance(statement, ast.For):
+        return [statement.target, statement.iter]
+    return list(statement.items) if isinstance(statement, ast.With) else []
 
 
 def _raises(body: t.Sequence[ast.stmt]) -> bool:
