@@ -17,11 +17,11 @@ from .decide.budget_findings import judge_budget
 from .decide.flags_plan import judge_flags
 from .decide.gpus import baseline_for
 from .decide.guardrails import Rule, facts_tree, judge, parse_rules
-from .decide.targets import Request, select
-from .decide.topology import judge_port_wishes, plan_topology, wished_ports
+from .decide.targets import RecordedLaunch, Request, select
+from .decide.topology import judge_port_wishes, plan_topology
 from .errors import CleanSlateError
 from .model import CgroupLimit, Gpu, HostMemory, PortUse, Process, to_json
-from .observe.bounded import fetch_install
+from .observe.bounded import fetch_sources
 from .observe.look import LookOptions, look
 from .observe.memory import read_cgroup_limit, read_meminfo
 from .observe.ports import read_ports
@@ -38,21 +38,21 @@ from .plan_model import (
     Topology,
     verdict_of,
 )
+from .recorded import launch_by, launch_of
 from .sglang.flags import canonical as canonical_name
-from .sglang.flags import check, same_value
-from .sglang.install import Install
+from .sglang.flags import same_value
 from .sglang.learned import learned_from_log
 from .sglang.logs import read_ends
 from .sglang.model_config import read_model
-from .sglang.options import OptionTable
-from .sglang.record import find_recorded
-from .sglang.rules import Rule as SourceRule
-from .sglang.rules import read_rules
+from .sglang.record import Record, find_recorded, recorded_process
 from .snapshot import Snapshot
 from .spawn import fetch_bounded
 
 READ_DEADLINE_S = 20.0
+MODEL_DEADLINE_S = 20.0
 KIB_PER_MIB = 1024
+HIDDEN_MIB = 1024  # memory without a visible holder that is worth a word
+MOST_RESERVED_MIB = 1024  # of an idle GPU; an H200 reserves 615 MiB
 # The ranks of two launches load the same weights only if all of these are the same.
 WEIGHT_FLAGS = (
     "model-path", "quantization", "dtype", "load-format", "tp-size", "pp-size", "dp-size", "enable-dp-attention",
@@ -116,20 +116,25 @@ def plan(request: PlanRequest) -> Plan:
     if wrong:
         raise CleanSlateError("; ".join(wrong))
     findings: list[Finding] = []
-    install, table = fetch_install(request.python, request.environment.get("PYTHONPATH", ""))
+    install, table, checks = fetch_sources(request.python, request.environment.get("PYTHONPATH", ""))
     version = install.version if install else None
-    found, canonical = judge_flags(request.flags, table, version, _checks(install, table))
+    found, canonical = judge_flags(request.flags, table, version, checks)
     findings += found
     snapshot = look(request.look)
-    going = _who_goes(snapshot, request)
-    model = _model(request, install.package if install else None)
-    gpus = None if snapshot.reading.gpus is None else _gpus(snapshot, request, going)
-    topology, found_topology = plan_topology(canonical, [] if request.device == "cpu" else gpus, model, version)
+    record, log, found_record = _last_launch(request)
+    findings += found_record
+    going = _who_goes(snapshot, request, record)
+    model = _model(canonical, install.package if install else None)
+    gpus, found_gpus = _gpus(snapshot, request, going)
+    findings += found_gpus
+    # The port is the server's own setting and no flag; the ports of attention-DP are counted from it.
+    wanted = canonical if request.port is None else {**canonical, "port": request.port}
+    topology, found_topology = plan_topology(wanted, gpus, model, version)
     findings += found_topology
     host, uses = _host(request, topology, going)
-    learned = _learned(request, canonical)
+    learned = _learned(record, log, canonical)
     figures = budget(canonical, model, topology, host, learned, version)
-    findings += _port_findings(request, canonical, uses, snapshot, going)
+    findings += _port_findings(topology, uses, snapshot, going)
     findings += judge_budget(figures, canonical, model, topology, host, version, request.min_gpu_headroom_mib)
     findings += _by_rules(rules, request, canonical, model, topology, host, figures, version)
     result = PlanResult(
@@ -169,63 +174,104 @@ def summary(result: PlanResult) -> str:
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def _who_goes(snapshot: Snapshot, request: PlanRequest) -> tuple[Process, ...]:
+def _last_launch(
+    request: PlanRequest,
+) -> tuple[t.Optional[Record], t.Optional[str], t.Iterable[Finding]]:
+    """The record of this server's last launch on this host and the text of its log, None where there is none."""
+    name = request.name
+    if not name:
+        return None, None, ()
+
+    def read() -> tuple[t.Optional[Record], t.Optional[str]]:
+        record = find_recorded(request.state_dir, name)
+        return record, read_ends(record.log) if record and record.log and record.log.startswith("/") else None
+
+    called = fetch_bounded(read, READ_DEADLINE_S)
+    if called.ok:
+        record, text = t.cast("tuple[t.Optional[Record], t.Optional[str]]", called.value)
+        return record, text, ()
+    why = called.error or f"no answer within {READ_DEADLINE_S:g} s"
+    message = f"the last launch can't be read: {why}. What its log would teach is assumed instead"
+    return None, None, [Finding("last_launch_unread", "warn", f"server {name}", message)]
+
+
+def _who_goes(snapshot: Snapshot, request: PlanRequest, record: t.Optional[Record]) -> tuple[Process, ...]:
     """The processes that the eviction before this launch would end: what they use will be free by then."""
     wanted = Request(
         scope="server" if request.look.without_gpus else request.scope,
         name=request.name,
         port=request.port,
         unit=request.unit,
+        record=None if record is None else _recorded(record, snapshot),
         protect=request.look.protect,
         devices=request.look.devices,
     )
     return tuple(target.process for target in select(snapshot, wanted).everybody)
 
 
-def _gpus(snapshot: Snapshot, request: PlanRequest, going: t.Sequence[Process]) -> list[GpuFacts]:
-    keys = {process.key for process in going}
-    return [
-        GpuFacts(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            name=gpu.name,
-            total_mib=gpu.memory.total_mib if gpu.memory else None,
-            free_mib=gpu.memory.free_mib if gpu.memory else None,
-            compute_capability=gpu.compute_capability,
-            returned_mib=_returned_mib(gpu, snapshot, request, keys),
+def _recorded(record: Record, snapshot: Snapshot) -> RecordedLaunch:
+    found = recorded_process(record, snapshot.processes, snapshot.boot_id)
+    return launch_by(record) if found is None else launch_of(found, record, snapshot.boot_id)
+
+
+def _gpus(
+    snapshot: Snapshot, request: PlanRequest, going: t.Sequence[Process]
+) -> tuple[t.Optional[list[GpuFacts]], list[Finding]]:
+    """The chosen GPUs, and what is to be said of their memory; None where they can't be read."""
+    if request.device == "cpu":
+        return [], []
+    if snapshot.reading.gpus is None:
+        return None, []
+    facts, findings = [], []
+    for gpu in snapshot.gpus:
+        returned, hidden = _returned_mib(gpu, snapshot, request, going)
+        facts.append(
+            GpuFacts(
+                index=gpu.index,
+                uuid=gpu.uuid,
+                name=gpu.name,
+                total_mib=gpu.memory.total_mib if gpu.memory else None,
+                free_mib=gpu.memory.free_mib if gpu.memory else None,
+                compute_capability=gpu.compute_capability,
+                returned_mib=returned,
+            )
         )
-        for gpu in snapshot.gpus
-    ]
+        if hidden:
+            message = (
+                f"GPU {gpu.index} has {returned:,} MiB in use, and nobody who can be seen holds them; they count as"
+                " free here, since nothing is started before a verdict of clean"
+            )
+            remedy = "playbook inspect; from within a container only its node sees everybody"
+            findings.append(Finding("gpu_holder_unknown", "warn", f"GPU {gpu.index}", message, remedy))
+    return facts, findings
 
 
-def _returned_mib(
-    gpu: Gpu, snapshot: Snapshot, request: PlanRequest, going: t.Collection[tuple[int, int]]
-) -> int:
-    """What becomes free once those have gone that will go; 0 where somebody else's share in it can't be told."""
+def _returned_mib(gpu: Gpu, snapshot: Snapshot, request: PlanRequest, going: t.Sequence[Process]) -> tuple[int, bool]:
+    """What becomes free before the start, and whether nobody is to be seen who holds it.
+
+    A launch follows a verdict of clean, so that memory without a visible holder is gone by then, or there is no launch.
+    What somebody holds who stays is not: where others share the GPU, only what the driver counts for those that go.
+    """
     memory = gpu.memory
-    holders = snapshot.holders[gpu.index].holders
-    mine = bool(holders) and all(one.process is not None and one.process.key in going for one in holders)
-    if memory is None or memory.used_mib is None or not memory.used_excludes_reserved or not mine:
-        return 0
-    return max(0, memory.used_mib - baseline_for(gpu, request.baselines))
+    if memory is None or memory.used_mib is None:
+        return 0, False
+    reserved = 0 if memory.used_excludes_reserved else memory.reserved_mib or MOST_RESERVED_MIB
+    room = max(0, memory.used_mib - reserved - baseline_for(gpu, request.baselines))
+    holders = [one for one in snapshot.holders[gpu.index].holders if one.process is not None]
+    keys = {process.key for process in going}
+    if all(one.process is not None and one.process.key in keys for one in holders):
+        return room, not holders and room > HIDDEN_MIB
+    pids = {process.pid for process in going}
+    return min(room, sum(row.used_mib or 0 for row in gpu.processes or () if row.pid in pids)), False
 
 
-def _checks(install: t.Optional[Install], table: t.Optional[OptionTable]) -> tuple[SourceRule, ...]:
-    """What the installed SGLang's own checks refuse, as far as its sources tell."""
-    if install is None or install.package is None or table is None:
-        return ()
-    package = install.package
-    called = fetch_bounded(lambda: read_rules(package, table), READ_DEADLINE_S)
-    return tuple(called.value) if called.ok else ()
-
-
-def _model(request: PlanRequest, package: t.Optional[str]) -> ModelFacts:
-    wanted = check(request.flags)
-    path = str(wanted.get("model-path") or wanted.get("model") or "")
-    called = fetch_bounded(lambda: read_model(path, package), READ_DEADLINE_S)
+def _model(canonical: t.Mapping[str, t.Any], package: t.Optional[str]) -> ModelFacts:
+    given = {canonical_name(str(name)): value for name, value in canonical.items()}
+    path = str(given.get("model-path") or "")
+    called = fetch_bounded(lambda: read_model(path, package), MODEL_DEADLINE_S)
     if called.ok:
         return t.cast(ModelFacts, called.value)
-    why = called.error or f"no answer within {READ_DEADLINE_S:g} s; a file server may be down"
+    why = called.error or f"no answer within {MODEL_DEADLINE_S:g} s; a file server may be down"
     return ModelFacts(path, "unreadable", (f"{path} can't be read: {why}",))
 
 
@@ -236,9 +282,7 @@ def _host(
     request: PlanRequest, topology: Topology, going: t.Sequence[Process]
 ) -> tuple[HostFacts, t.Optional[tuple[PortUse, ...]]]:
     proc, sys = request.look.proc, request.look.sys
-    ports = tuple(wish.port for wish in topology.ports or wished_ports(request.flags))
-    if request.port is not None and request.port not in ports:
-        ports = (*ports, request.port)
+    ports = tuple(wish.port for wish in topology.ports)
 
     def read() -> Readings:
         kib = sum(_resident_kib(process.pid, proc) for process in going)
@@ -258,10 +302,16 @@ def _host(
             node_available_mib=request.node_available_mib,
             shm_free_mib=shm_free,
             ranks_here=topology.ranks_here,
-            returned_mib=comes_back,
+            returned_mib=min(comes_back, _in_use_mib(memory)),
         ),
         uses,
     )
+
+
+def _in_use_mib(memory: HostMemory) -> int:
+    """No more than this can come back: several processes may show the same shared memory as theirs."""
+    total, available = memory.mem_total_mib, memory.mem_available_mib
+    return 0 if total is None or available is None else max(0, total - available)
 
 
 def _resident_kib(pid: int, proc: str) -> int:
@@ -282,21 +332,11 @@ def _shm_free_mib(path: str) -> t.Optional[int]:
     return room.f_bavail * room.f_frsize // 2**20
 
 
-def _learned(request: PlanRequest, canonical: t.Mapping[str, t.Any]) -> t.Optional[Learned]:
-    """What the log of this server's last launch on this host says; None where there is none that can be read."""
-    if not request.name:
+def _learned(record: t.Optional[Record], log: t.Optional[str], canonical: t.Mapping[str, t.Any]) -> t.Optional[Learned]:
+    """What the log of this server's last launch on this host says."""
+    if record is None or log is None:
         return None
-    name = request.name
-
-    def read() -> t.Optional[Learned]:
-        record = find_recorded(request.state_dir, name)
-        text = read_ends(record.log) if record and record.log and record.log.startswith("/") else None
-        if record is None or text is None:
-            return None
-        return learned_from_log(text, f"the log of launch {record.launch_id}", _same_weights(record.flags, canonical))
-
-    called = fetch_bounded(read, READ_DEADLINE_S)
-    return t.cast("t.Optional[Learned]", called.value) if called.ok else None
+    return learned_from_log(log, f"the log of launch {record.launch_id}", _same_weights(record.flags, canonical))
 
 
 def _same_weights(launched: t.Mapping[str, t.Any], wanted: t.Mapping[str, t.Any]) -> bool:
@@ -310,19 +350,12 @@ def _same_weights(launched: t.Mapping[str, t.Any], wanted: t.Mapping[str, t.Any]
 
 
 def _port_findings(
-    request: PlanRequest,
-    canonical: t.Mapping[str, t.Any],
-    uses: t.Optional[tuple[PortUse, ...]],
-    snapshot: Snapshot,
-    going: t.Sequence[Process],
+    topology: Topology, uses: t.Optional[tuple[PortUse, ...]], snapshot: Snapshot, going: t.Sequence[Process]
 ) -> t.Iterable[Finding]:
     """Ports that somebody who stays listens on."""
-    flags = dict(canonical)
-    if request.port is not None:
-        flags["port"] = request.port
     pids = {process.pid for process in going}
     left = None if uses is None else tuple(use for use in uses if not use.pids or not set(use.pids) <= pids)
-    return judge_port_wishes(wished_ports(flags), left, snapshot.processes)
+    return judge_port_wishes(topology.ports, left, snapshot.processes)
 
 
 def _by_rules(

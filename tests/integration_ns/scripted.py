@@ -25,7 +25,16 @@ from ansible_collections.cleanslate.sglang.tests.harness.playbook import Playboo
 
 NODE, CONTAINER, VMID = "pve1", "ct129", 129
 UUIDS = ("GPU-aaaa", "GPU-bbbb")
-MODULES = ("gpu_info", "gpu_evict", "clean_state", "server_launch", "server_ready", "server_info", "memory_info")
+MODULES = (
+    "gpu_info",
+    "gpu_evict",
+    "clean_state",
+    "server_launch",
+    "server_plan",
+    "server_ready",
+    "server_info",
+    "memory_info",
+)
 RUN_DEADLINE_S = 120
 
 # AnsibleModule refuses arguments that its specification doesn't know, so these modules speak Ansible's protocol alone.
@@ -134,6 +143,19 @@ def evicted(verdict: str, *rungs: str, **changes: t.Any) -> dict[str, t.Any]:
     }
 
 
+def planned(verdict: str, *findings: dict[str, t.Any], **changes: t.Any) -> dict[str, t.Any]:
+    """A plan's result as the module gives it."""
+    return {
+        "verdict": verdict,
+        "summary": verdict,
+        "findings": list(findings),
+        "budget": {"gpu": [], "host": []},
+        "sglang_version": "0.5.15",
+        "seconds": 0.4,
+        **changes,
+    }
+
+
 class Scripted:
     """A container and its node, both by local connections, and the scripts of their modules."""
 
@@ -159,6 +181,7 @@ class Scripted:
             "clean_state@inside": [clean("container")],
             "clean_state@node": [clean("host")],
             "server_launch@inside": [{"changed": True, "config_hash": "sha256:aa", "launch_id": "one", "pid": 9}],
+            "server_plan@inside": [planned("allowed")],
             "server_ready@inside": [ready],
             "server_info@inside": [{"servers": [], "orphans": []}],
             "memory_info@inside": [{"available_mib": 1}],

@@ -11,6 +11,7 @@ from ..errors import CleanSlateError
 from ..model import Process
 from ..sglang.install import Install, find_install
 from ..sglang.options import OptionTable, read_options
+from ..sglang.rules import Rule, read_rules
 from ..spawn import fetch_bounded
 from .procfs import read_process, read_processes
 from .servers import LaunchedServer, read_launched
@@ -42,6 +43,22 @@ def fetch_install(
 
     found = _fetch(read, f"the SGLang of {python}", deadline_s)
     return t.cast("tuple[t.Optional[Install], t.Optional[OptionTable]]", found)
+
+
+Sources = tuple[t.Optional[Install], t.Optional[OptionTable], tuple[Rule, ...]]
+
+
+def fetch_sources(python: str, python_path: str = "", deadline_s: float = READ_DEADLINE_S) -> Sources:
+    """Like fetch_install, with what the installed SGLang's own checks refuse, as far as its sources tell."""
+
+    def read() -> Sources:
+        install = find_install(python, python_path)
+        table = None if install is None or install.package is None else read_options(install.package)
+        if install is None or install.package is None or table is None:
+            return install, table, ()
+        return install, table, read_rules(install.package, table)
+
+    return t.cast(Sources, _fetch(read, f"the SGLang of {python}", deadline_s))
 
 
 def fetch_launched(
