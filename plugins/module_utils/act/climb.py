@@ -377,7 +377,17 @@ class Climber:
             where = vantage(self.options.proc)
             reset = reset_stuck_gpus(snapshot, stuck, self.optin, where, self.deadlines.gpu_reset)
             snapshot, selection = self._finish_last("gpu_reset", reset, snapshot)
+        elif "gpu_reset" in self.rungs and self.optin.confirm_gpu_reset:
+            self._say_why_no_reset(snapshot)
         return snapshot
+
+    def _say_why_no_reset(self, snapshot: Snapshot) -> None:
+        """A confirmed reset that was not even considered is told: its GPU has memory that somebody holds."""
+        for index in self._above_limit(snapshot):
+            label = next(gpu.label for gpu in snapshot.gpus if gpu.index == index)
+            pids = ", ".join(str(one.pid) for one in snapshot.holders[index].holders[:4])
+            text = f"{label} was not considered for a reset: pid {pids} holds it; end it first (scope gpu)"
+            self._reason("gpu_reset_not_considered", text, label, "warning")
 
     def _plan_last_rungs(self, snapshot: Snapshot, selection: Selection) -> list[tuple[str, tuple[str, ...]]]:
         rows = []

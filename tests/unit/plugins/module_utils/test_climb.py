@@ -222,9 +222,10 @@ def test_who_became_another_program_is_neither_signalled_nor_awaited(
     assert climber.report.rungs[0].seconds < 5
 
 
-def test_unkillable_ends_the_climb_and_is_named(world: World) -> None:
+@pytest.mark.parametrize("state", ["D", "R"])
+def test_unkillable_ends_the_climb_and_is_named(world: World, state: str) -> None:
     world.deaf = {100: {"SIGTERM", "SIGKILL"}}
-    world.processes[100] = dataclasses.replace(SERVER, state="D", kill_pending=True)
+    world.processes[100] = dataclasses.replace(SERVER, state=state, kill_pending=True)
     climber = world.climb()
     assert "unkillable" in codes(climber)
     reason = next(one for one in climber.report.reasons if one.code == "unkillable")
