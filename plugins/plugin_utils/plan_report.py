@@ -12,6 +12,8 @@ from .tables import UNKNOWN, Column, paragraph, table
 
 GB, GIB = 1e9, 2**30
 SEVERITIES = {"deny": "DENIED", "unknown": "UNKNOWN", "warn": "warning", "note": "note"}
+# Of a server without HiCache these say nothing.
+SILENT_AT_ZERO = ("hicache_per_rank", "hicache_total", "sglang_reserve", "unpin_")
 Result = t.Mapping[str, t.Any]
 
 
@@ -61,6 +63,8 @@ def _finding(finding: Result) -> list[str]:
 def _figures(title: str, figures: t.Sequence[Result]) -> list[str]:
     rows = []
     for figure in figures:
+        if figure.get("value") == 0 and str(figure.get("name")).startswith(SILENT_AT_ZERO):
+            continue
         value, unit = figure.get("value"), str(figure.get("unit"))
         if value is None:
             rows.append([figure.get("label"), UNKNOWN, "", figure.get("reason") or ""])
@@ -72,5 +76,5 @@ def _figures(title: str, figures: t.Sequence[Result]) -> list[str]:
             rows.append([figure.get("label"), text, unit, figure.get("formula")])
     if not rows:
         return []
-    columns = [Column(title, 34), Column("", 14, right=True), Column("", 12, right=True), Column("how", 56)]
+    columns = [Column(title, 28), Column("", 13, right=True), Column("", 13, right=True), Column("how", 40)]
     return table(columns, rows)

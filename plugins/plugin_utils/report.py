@@ -329,6 +329,18 @@ def verdict_lines(clean: t.Any, word: str = "Verdict") -> list[str]:
     return lines
 
 
+def planned_lines(planned: t.Any) -> list[str]:
+    """The plan in short: its verdict, and what it was not sure of or warned of. Nothing where nobody planned."""
+    if not _ran(planned) or not planned.get("summary"):
+        return []
+    lines = paragraph(str(planned["summary"]), _label("Planned"))
+    for finding in _list(planned, "findings"):
+        if finding.get("severity") in ("unknown", "warn"):
+            word = "warning" if finding["severity"] == "warn" else "unknown"
+            lines += paragraph(f"{finding.get('message')} [{finding.get('id')}]", f"{word}: ", indent=_LABEL)
+    return lines
+
+
 def launch_lines(launch: t.Any, would: bool = False) -> list[str]:
     """What was started: the launch's id, its process and its unit."""
     if not _ran(launch):
@@ -426,7 +438,7 @@ def relaunch_lines(results: Result) -> list[str]:
     """The summary of one server's relaunch.
 
     ``results``: host, server, check (bool), left_alone (bool), total_s, and the registered results teardown,
-    teardown_host (with node, the node's name), clean, launch and verify, each empty where its step did not run.
+    teardown_host (with node, the node's name), clean, launch, verify and planned, each empty where its step did not run.
     """
     title = f"{results.get('server')} on {results.get('host')}"
     if results.get("left_alone"):
@@ -440,12 +452,13 @@ def relaunch_lines(results: Result) -> list[str]:
         if _would_end(results):
             words = "end here and start nothing: it is not clean, and the scope includes nobody to evict"
             return lines + [_label("Would") + words]
-        return lines + launch_lines(results.get("launch"), would=True)
+        return lines + planned_lines(results.get("planned")) + launch_lines(results.get("launch"), would=True)
     lines = [f"{title}: {_outcome(results)}"]
     lines += gpu_lines(results.get("teardown"), results.get("clean"))
     lines += eviction_lines(results.get("teardown"))
     lines += node_lines(results.get("teardown_host"), results.get("node"))
     lines += verdict_lines(results.get("clean"))
+    lines += planned_lines(results.get("planned"))
     lines += launch_lines(results.get("launch"))
     return lines + proof_lines(results.get("verify")) + _times(results)
 
