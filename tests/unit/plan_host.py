@@ -144,15 +144,20 @@ class PlanHost:
         request = server_plan.request_from(self.arguments(**changes))
         return dataclasses.replace(request, look=dataclasses.replace(request.look, sys=str(self.directory / "sys")))
 
+    def write_proc(self) -> None:
+        """The recorded /proc as the host is now."""
+        proc = self.directory / "proc"
+        shutil.rmtree(proc, ignore_errors=True)
+        files = {"1/mountinfo": V2_MOUNT}
+        write_proc(proc, self._processes, meminfo_kib=self.meminfo, tcp=self.tcp, files=files)
+        (proc / "1/cgroup").write_text("0::/\n")
+        for one in self._processes:
+            (proc / f"{one.pid}/ns").mkdir(exist_ok=True)
+            (proc / f"{one.pid}/ns/net").symlink_to("net:[4026531840]")
+
     def plan(self, **changes: t.Any) -> Plan:
         """The plan for this host as it is now."""
-        shutil.rmtree(self.directory / "proc", ignore_errors=True)
-        files = {"1/mountinfo": V2_MOUNT}
-        write_proc(self.directory / "proc", self._processes, meminfo_kib=self.meminfo, tcp=self.tcp, files=files)
-        (self.directory / "proc/1/cgroup").write_text("0::/\n")
-        for one in self._processes:
-            (self.directory / f"proc/{one.pid}/ns").mkdir(exist_ok=True)
-            (self.directory / f"proc/{one.pid}/ns/net").symlink_to("net:[4026531840]")
+        self.write_proc()
         return plan(self.request(**changes))
 
 
