@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible_collections.cleanslate.sglang.plugins.filter.inventory import server_settings
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import guardrails, plan_report
 
 
@@ -21,11 +22,29 @@ def guardrail_problems(own: t.Any, waivers: t.Any, where: str, bases: t.Sequence
     return [*problems, *guardrails.waiver_problems(where, waivers, rules)]
 
 
+def server_guardrail_problems(
+    own: t.Any,
+    names: t.Sequence[str],
+    servers: t.Sequence[t.Mapping[str, t.Any]],
+    defaults: t.Any,
+    host: str,
+    bases: t.Sequence[str] = (),
+) -> list[str]:
+    """The same for these servers of one host, each mistake once."""
+    rules, problems = guardrails.all_rules(own, bases)
+    problems = [f"{host}: {problem}" for problem in problems]
+    for name in names:
+        waivers = server_settings(servers, name, defaults).get("waivers")
+        problems += guardrails.waiver_problems(f"{host}: server '{name}'", waivers, rules)
+    return problems
+
+
 class FilterModule:
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
         return {
             "guardrails": all_guardrails,
             "guardrail_problems": guardrail_problems,
+            "server_guardrail_problems": server_guardrail_problems,
             "plan_lines": plan_report.plan_lines,
             "plan_why": plan_report.plan_why,
         }

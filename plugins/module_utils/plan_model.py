@@ -11,7 +11,7 @@ is GiB.
 from __future__ import annotations
 
 import typing as t
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MIB = 2**20
 GIB = 2**30
@@ -33,6 +33,33 @@ class Finding:
     source: str = ""
     waivable: bool = False
     waived: t.Optional[str] = None
+
+
+WAIVABLE = (
+    "context_too_long",
+    "flags-conflict",
+    "gpus_unbalanced",
+    "heads_divide",
+    "hicache_smaller_than_gpu",
+    "weights_do_not_fit",
+)
+"""What is computed and may be waived all the same, by the finding's id: an SGLang may think otherwise."""
+
+
+def waive(findings: t.Iterable[Finding], waivers: t.Mapping[str, str]) -> list[Finding]:
+    """The computed findings with what was accepted in writing; a waived deny is a warning, a waived warning a note."""
+    softer = {"deny": "warn", "warn": "note"}
+    return [
+        replace(
+            one,
+            severity=softer[one.severity],
+            message=f"{one.message}. Waived: {waivers[one.id]}",
+            waived=waivers[one.id],
+        )
+        if one.waivable and one.waived is None and one.id in waivers and one.severity in softer
+        else one
+        for one in findings
+    ]
 
 
 @dataclass(frozen=True)

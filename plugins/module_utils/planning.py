@@ -37,6 +37,7 @@ from .plan_model import (
     PlanResult,
     Topology,
     verdict_of,
+    waive,
 )
 from .recorded import launch_by, launch_of
 from .sglang.flags import canonical as canonical_name
@@ -136,6 +137,8 @@ def plan(request: PlanRequest) -> Plan:
     figures = budget(canonical, model, topology, host, learned, version)
     findings += _port_findings(topology, uses, snapshot, going)
     findings += judge_budget(figures, canonical, model, topology, host, version, request.min_gpu_headroom_mib)
+    # What the rules say is waived by them.
+    findings = waive(findings, request.waivers)
     findings += _by_rules(rules, request, canonical, model, topology, host, figures, version)
     result = PlanResult(
         verdict_of(findings), _sorted(findings), figures, canonical, version, round(time.monotonic() - started, 3)

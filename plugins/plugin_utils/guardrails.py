@@ -19,6 +19,7 @@ import yaml
 
 from ..module_utils.decide.conditions import named, nearest, shown
 from ..module_utils.decide.guardrails import MAX_RULES, Rule, parse_rules
+from ..module_utils.plan_model import WAIVABLE
 
 Raw = dict[str, t.Any]
 
@@ -129,7 +130,10 @@ def _read(place: str, where: str) -> tuple[t.Sequence[t.Any], list[str]]:
 
 
 def waiver_problems(where: str, waivers: t.Any, rules: t.Sequence[Raw]) -> list[str]:
-    """What is wrong with the waivers of a server, ``{rule's id: written reason}``. ``rules``: from `all_rules`."""
+    """What is wrong with the waivers of a server, ``{id: written reason}``: of rules, and of what a plan computes.
+
+    ``rules``: from `all_rules`.
+    """
     if waivers is None:
         return []
     if not isinstance(waivers, t.Mapping):
@@ -139,10 +143,10 @@ def waiver_problems(where: str, waivers: t.Any, rules: t.Sequence[Raw]) -> list[
     for key, reason in waivers.items():
         name = named(key)
         rule = parsed.get(name)
-        if rule is None:
-            waivable = [each.id for each in parsed.values() if each.waivable]
+        if rule is None and name not in WAIVABLE:
+            waivable = [*WAIVABLE, *(each.id for each in parsed.values() if each.waivable)]
             problems.append(f"{where}: waivers: there is no rule '{name}'{nearest(name, waivable)}")
-        elif not rule.waivable:
+        elif rule is not None and not rule.waivable:
             problems.append(
                 f"{where}: waivers: rule '{name}' can't be waived ({rule.severity}): {rule.title or rule.reason}"
             )

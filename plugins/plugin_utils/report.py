@@ -438,7 +438,8 @@ def relaunch_lines(results: Result) -> list[str]:
     """The summary of one server's relaunch.
 
     ``results``: host, server, check (bool), left_alone (bool), total_s, and the registered results teardown,
-    teardown_host (with node, the node's name), clean, launch, verify and planned, each empty where its step did not run.
+    teardown_host (with node, the node's name), clean, launch, verify and planned, each empty where its step did not
+    run.
     """
     title = f"{results.get('server')} on {results.get('host')}"
     if results.get("left_alone"):

@@ -71,16 +71,16 @@ def test_a_denied_relaunch_leaves_the_old_server_alone(host: PlaybookHost, ns: N
         host.servers[0]["flags"] = {**good, **flags}
         run = host.run("relaunch.yml")
         message = refusal_of(run)
-        for word in ("gpu01: server 'demo': the plan is denied: ", "Nothing was touched.", *words):
-            assert word in message, message
+        for each in ("gpu01: server 'demo': the plan is denied: ", "Nothing was touched.", *words):
+            assert each in message, message
         assert not run.of_action("gpu_evict"), run.stdout
         assert host.record("demo") == before
         assert before["pid"] in ns.pids()
 
     host.servers[0]["waivers"] = {"our_page_size": REASON}
     waived = summary_of(host.run("relaunch.yml").check())
-    for words in ("SERVING", "Planned   allowed", "Waived: " + REASON, "[our_page_size]"):
-        assert words in waived, waived
+    for each in ("SERVING", "Planned   allowed", "Waived: " + REASON, "[our_page_size]"):
+        assert each in waived, waived
     after = host.record("demo")
     assert after["waivers"] == {"our_page_size": REASON}
     assert after["pid"] != before["pid"]
@@ -157,3 +157,4 @@ def test_mistakes_in_guardrails_and_waivers_are_named(
     for word in words:
         assert word in message, message
     assert "Nothing was touched" in message
+    assert not (tmp_path / "state").exists()

@@ -312,6 +312,20 @@ def test_a_rule_denies_and_a_waiver_makes_a_warning_of_it(host: PlanHost) -> Non
     assert planning.summary(planned.result) == "allowed, 1 warning"
 
 
+def test_what_is_computed_can_be_waived_as_well(host: PlanHost) -> None:
+    flags = {"context_length": 400_000}
+    denied = host.plan(flags=flags)
+    assert denied.result.verdict == "denied" and finding(denied, "context_too_long").waivable
+    planned = host.plan(flags=flags, waivers={"context_too_long": "rope scaling was tested here"})
+    assert planned.result.verdict == "allowed"
+    told = finding(planned, "context_too_long")
+    assert (told.severity, told.waived) == ("warn", "rope scaling was tested here")
+    assert told.message.endswith(". Waived: rope scaling was tested here")
+    # Not everything: a port that somebody listens on stays busy.
+    host.tcp = LISTENS.format(port=30000, inode=4)
+    assert host.plan(waivers={"port_busy": "it is only nginx"}).result.verdict == "denied"
+
+
 def test_rules_see_the_server_and_its_environment(host: PlanHost) -> None:
     rules = [
         {**RULE, "id": "asks_server", "when": {"fact": "server.has_api_key", "is": True}},

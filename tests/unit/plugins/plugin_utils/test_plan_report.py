@@ -147,3 +147,22 @@ def test_the_filters_give_all_rules_and_their_mistakes() -> None:
     assert len(wrong) == 2
     assert "severity" in wrong[0] and "nothing_like_it" in wrong[1]
     assert filters["plan_lines"] is plan_lines and filters["plan_why"] is plan_why
+
+
+def test_the_filter_names_the_mistakes_of_a_hosts_servers() -> None:
+    """A server without waivers has those of the defaults; those of other servers are not asked for."""
+    servers = [
+        {"name": "chat", "waivers": {"weights_do_not_fit": "the last release did fit"}},
+        {"name": "embed", "waivers": {"our_rule": "x"}},
+        {"name": "other", "waivers": {"nothing": "needed for one more week"}},
+        {"name": "plain"},
+    ]
+    problems = FilterModule().filters()["server_guardrail_problems"]
+    assert problems([OWN], ["chat"], servers, {}, "gpu01") == []
+    (wrong,) = problems([OWN], ["chat", "embed"], servers, {}, "gpu01")
+    assert wrong.startswith("gpu01: server 'embed': waivers: the reason for 'our_rule' is 'x'")
+    defaults = {"waivers": {"nowhere": "needed for one more week"}}
+    both = problems(["none.yml"], ["chat", "plain"], servers, defaults, "gpu01")
+    assert len(both) == 2
+    assert both[0].startswith("gpu01: sglang_guardrails[0]: the file none.yml is not there")
+    assert both[1].startswith("gpu01: server 'plain': waivers: there is no rule 'nowhere'")
