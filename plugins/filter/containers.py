@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import typing as t
 
+from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import connection_loader
+from ansible.utils.vars import load_extra_vars
 
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import containers, inventory, verdicts
 
@@ -30,8 +32,14 @@ def confirmation_problems(
     confirm_container_stop: t.Any = "",
     confirm_gpu_reset: t.Any = "",
 ) -> list[str]:
-    """Confirmations that don't fit one of these hosts."""
-    return [
+    """Confirmations that don't fit one of these hosts, or that would count for more than one."""
+    given = {"confirm_container_stop": confirm_container_stop, "confirm_gpu_reset": confirm_gpu_reset}
+    typed = load_extra_vars(DataLoader())
+    kept = {
+        host: [name for name in given if name not in typed and inventory.listed(hostvars[host].get(name))]
+        for host in hosts
+    }
+    return inventory.confirmation_scope_problems(hosts, given, kept) + [
         problem
         for host in hosts
         for problem in inventory.confirmation_problems(

@@ -19,6 +19,7 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
     """Every mistake in the variables of these hosts, each as one sentence."""
     problems: Problems = []
     unreadable: Problems = []
+    containers = {}
     for host in hosts:
         names = [str(name) for name in hostvars[host]]
         values = {}
@@ -33,6 +34,8 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
         # A host with an unreadable variable would be said to lack it.
         if len(unreadable) == before:
             problems += inventory.host_problems(host, names, values, needs_servers, list(hostvars))
+            containers[host] = values
+    problems += inventory.shared_container_problems(containers)
     if any(problem.endswith(" is undefined") for problem in unreadable):
         unreadable.append(
             "define what is undefined in the inventory, and keys in its vault, as in "

@@ -39,7 +39,8 @@ def node_problems(
     """
     where = f"{host}: node {node}"
     if not isinstance(uid, t.Mapping) or uid.get("unreachable") or uid.get("rc") != 0:
-        return [f"{where} can't be asked: {failure(uid)}"]
+        # On the node another variable decides than on the host itself.
+        return [f"{where} can't be asked: {failure(uid).replace('set sglang_become:', 'set sglang_host_become:')}"]
     if str(uid.get("stdout")).strip() != "0":
         return [
             f"{where}: no permission: the tasks run there as uid {str(uid.get('stdout')).strip()}, and only root sees "
@@ -58,7 +59,12 @@ def node_problems(
             f"{where}: {host} answers, but container {vmid} is {state or 'not known'} there; sglang_vmid or "
             "sglang_proxmox_host names another one"
         )
-    elif inside and len(set(namespaces)) == 2 and all(namespaces):
+    elif inside and not (len(namespaces) == 2 and all(namespaces)):
+        problems.append(
+            f"{where}: whether container {vmid} there is {host} can't be told: the PID namespace of "
+            f"{'its init as the node sees it' if namespaces and namespaces[0] else host} is not known"
+        )
+    elif inside and namespaces[0] != namespaces[1]:
         problems.append(
             f"{where}: container {vmid} there is not {host} (their PID namespaces are {namespaces[1]} and "
             f"{namespaces[0]}); sglang_vmid or sglang_proxmox_host names another one"

@@ -272,7 +272,8 @@ def container_problems(host: str, values: t.Mapping[str, t.Any], known_hosts: t.
         )
     if _said(vmid) and not _said(node):
         problems.append(f"{host}: sglang_vmid is {vmid}, but sglang_proxmox_host is missing: which node is it on?")
-    if _said(vmid) and not (str(vmid).isdecimal() and int(str(vmid)) in VMIDS):
+    # As cgroups and pct write it: 0129 is no container's name.
+    if _said(vmid) and not (str(vmid).isdecimal() and int(str(vmid)) in VMIDS and str(vmid) == str(int(str(vmid)))):
         problems.append(f"{host}: sglang_vmid is '{vmid}', but must be a number from {VMIDS[0]} to {VMIDS[-1]}")
     if _said(node) and str(node) == host:
         problems.append(
@@ -334,6 +335,44 @@ def confirmation_problems(
             "confirm the one that may be stopped"
         ]
     return []
+
+
+def shared_container_problems(variables: t.Mapping[str, t.Mapping[str, t.Any]]) -> list[str]:
+    """Hosts of one run that name the same container: one of them has another's number, or it would be done twice."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for host, values in variables.items():
+        node, vmid = values.get("sglang_proxmox_host"), values.get("sglang_vmid")
+        if _said(node) and _said(vmid):
+            named.setdefault((str(node), str(vmid)), []).append(host)
+    return [
+        f"{', '.join(hosts)}: all of them name container {vmid} of node {node}; correct sglang_vmid, or leave all but "
+        "one out with --limit"
+        for (node, vmid), hosts in named.items()
+        if len(hosts) > 1
+    ]
+
+
+def confirmation_scope_problems(
+    hosts: t.Sequence[str], given: t.Mapping[str, t.Any], kept: t.Mapping[str, t.Sequence[str]]
+) -> list[str]:
+    """Confirmations that would count for more than they were given for.
+
+    ``hosts``: those with a chosen server, ``given``: the playbooks' variables; ``kept``: which of them each host has
+    from the inventory instead of from the command line.
+    """
+    problems = [
+        f"{host}: {' and '.join(names)} stands in the inventory, but a confirmation is for one run: remove it there, "
+        "and say it with -e"
+        for host, names in kept.items()
+        if names
+    ]
+    names = [name for name, value in given.items() if listed(value)]
+    if names and len(hosts) > 1:
+        problems.append(
+            f"{' and '.join(names)} is given, and servers of {', '.join(hosts)} are chosen: numbers of containers and "
+            "GPUs mean others on another node, so confirm for one host at a time, with -e server=HOST/NAME"
+        )
+    return problems
 
 
 def inside_rungs(server: t.Mapping[str, t.Any]) -> list[str]:

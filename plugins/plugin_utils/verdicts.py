@@ -46,7 +46,7 @@ def join_verdicts(
     decides, unless ``needs_inside``, since a server can only be started in a container that answers.
     """
     from_inside = _inside_view(inside, host, needs_inside)
-    from_node = _node_view(node, node_name)
+    from_node = _node_view(_of_container(node, str(vmid)), node_name)
     views = (from_inside, from_node)
     verdicts = [view.verdict for view in views if view.verdict is not None]
     verdict = next(word for word in VERDICTS if word in verdicts)
@@ -94,6 +94,15 @@ def _node_view(result: t.Any, node: str) -> View:
     missing = _reason("view_missing", f"{where} gave no verdict: {failure(result)}", where)
     kept = result if isinstance(result, t.Mapping) else {}
     return View("host", where, False, "unknown", kept, (missing,))
+
+
+def _of_container(result: t.Any, vmid: str) -> t.Any:
+    """The node's answer, if it is about this container; another one's says nothing here."""
+    seen = result.get("container") if isinstance(result, t.Mapping) else None
+    about = seen.get("vmid") if isinstance(seen, t.Mapping) else None
+    if about is None or str(about) == vmid:
+        return result
+    return {"failed": True, "msg": f"it answered for container {about}, not for {vmid}"}
 
 
 def _view(vantage: str, where: str, result: Result) -> View:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import typing as t
 from pathlib import Path
 
@@ -303,7 +304,7 @@ def test_inspect_shows_both_views_or_the_nodes_alone(fleet: Scripted) -> None:
     [
         ({"failed": True, "msg": "container 129 is not on this node"}, "container 129 is not on this node"),
         ({"gpus": [], "container": {"state": "stopped"}}, "ct129 answers, but container 129 is stopped there"),
-        ({"gpus": [], "container": {"state": "running", "init_pid": 1}}, None),
+        ({"gpus": [], "container": {"state": "running", "init_pid": os.getpid()}}, None),
     ],
     ids=["not there", "stopped", "its own init"],
 )

@@ -42,6 +42,7 @@ def test_a_container_with_its_node(vmid: t.Any) -> None:
         ({**GOOD, "sglang_vmid": "ct129"}, "sglang_vmid is 'ct129'"),
         ({**GOOD, "sglang_vmid": -129}, "sglang_vmid is '-129'"),
         ({**GOOD, "sglang_vmid": 129.5}, "sglang_vmid is '129.5'"),
+        ({**GOOD, "sglang_vmid": "0129"}, "sglang_vmid is '0129'"),
         ({**GOOD, "sglang_proxmox_host": "pve3"}, "'pve3' is no host of the inventory; did you mean 'pve"),
         ({**GOOD, "sglang_proxmox_host": "node"}, "'node' is no host of the inventory; add it"),
         ({**GOOD, "sglang_proxmox_host": "ct129"}, "sglang_proxmox_host is the host itself"),
@@ -157,8 +158,7 @@ def node_problems(**changes: t.Any) -> list[str]:
 
 def test_a_node_that_can_be_asked() -> None:
     assert node_problems() == []
-    assert node_problems(namespaces=["", ""]) == []
-    assert node_problems(namespaces=["pid:[1]", ""]) == []
+    assert node_problems(inside=False, namespaces=["", ""]) == []
     assert node_problems(needs_gpus=False, info={**SEEN, "gpus": None}) == []
     for state in ("stopped", "broken", "unknown"):
         assert node_problems(inside=False, info={**SEEN, "container": {"state": state}}) == []
@@ -177,6 +177,9 @@ def test_a_node_that_can_be_asked() -> None:
         ({"info": {**SEEN, "container": {"state": "stopped"}}}, "ct129 answers, but container 129 is stopped there"),
         ({"info": {"gpus": GPUS}}, "container 129 is not known there"),
         ({"namespaces": ["pid:[1]", "pid:[2]"]}, "container 129 there is not ct129"),
+        ({"namespaces": ["pid:[1]", ""]}, "can't be told: the PID namespace of its init as the node sees it is not"),
+        ({"namespaces": ["", "pid:[1]"]}, "can't be told: the PID namespace of ct129 is not known"),
+        ({"uid": {"rc": 1, "msg": "sudo: not found"}}, "connect as root and set sglang_host_become: false"),
     ],
 )
 def test_a_wrong_node_is_refused(changes: dict[str, t.Any], words: str) -> None:

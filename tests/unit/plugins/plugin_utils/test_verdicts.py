@@ -67,6 +67,13 @@ def test_every_combination(inside: str, node: str, needs_inside: bool) -> None:
     assert not (joint["verdict"] == "clean" and joint["ask_again"])
 
 
+@pytest.mark.parametrize(("vmid", "word"), [("129", "clean"), (129, "clean"), ("130", "unknown"), (None, "clean")])
+def test_an_answer_about_another_container_is_none(vmid: t.Any, word: str) -> None:
+    joint = join(view("clean"), view("clean", container={"vmid": vmid}))
+    assert joint["verdict"] == word
+    assert ("answered for container 130, not for 129" in joint["summary"]) == (word == "unknown")
+
+
 @pytest.mark.parametrize("side", ["container", "host"])
 def test_a_worse_view_never_makes_the_joint_verdict_better(side: str) -> None:
     """For each pair of views, each change of one of them to a worse one."""
