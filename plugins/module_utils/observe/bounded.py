@@ -12,6 +12,7 @@ from ..model import Process
 from ..sglang.install import Install, find_install
 from ..sglang.options import OptionTable, read_options
 from ..sglang.rules import Rule, read_rules
+from ..sglang.sources import Package
 from ..spawn import fetch_bounded
 from .procfs import read_process, read_processes
 from .servers import LaunchedServer, read_launched
@@ -53,10 +54,11 @@ def fetch_sources(python: str, python_path: str = "", deadline_s: float = READ_D
 
     def read() -> Sources:
         install = find_install(python, python_path)
-        table = None if install is None or install.package is None else read_options(install.package)
-        if install is None or install.package is None or table is None:
-            return install, table, ()
-        return install, table, read_rules(install.package, table)
+        if install is None or install.package is None:
+            return install, None, ()
+        package = Package(install.package)
+        table = read_options(install.package, package)
+        return install, table, () if table is None else read_rules(install.package, table, package)
 
     return t.cast(Sources, _fetch(read, f"the SGLang of {python}", deadline_s))
 

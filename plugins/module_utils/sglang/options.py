@@ -123,12 +123,15 @@ class OptionTable:
         return self._by_name[candidates[0]] if len(options) == 1 and len(candidates) == 1 else None
 
 
-def read_options(sglang_dir: str) -> t.Optional[OptionTable]:
-    """The options of the SGLang whose package directory this is; None if its sources can't be read or understood."""
+def read_options(sglang_dir: str, package: t.Optional[Package] = None) -> t.Optional[OptionTable]:
+    """The options of the SGLang whose package directory this is; None if its sources can't be read or understood.
+
+    ``package``: its sources, where somebody else reads them as well.
+    """
     srt = os.path.join(sglang_dir, "srt")
     paths = [os.path.join(srt, "server_args.py")]
     fields = os.path.join(srt, "arg_groups", "fields")
-    package = Package(sglang_dir)
+    package = package or Package(sglang_dir)
     try:
         if os.path.isdir(fields):
             paths += sorted(os.path.join(fields, name) for name in os.listdir(fields) if name.endswith(".py"))

@@ -107,12 +107,12 @@ _OPPOSITE = {
 }
 
 
-def read_rules(sglang_dir: str, table: OptionTable) -> tuple[Rule, ...]:
-    """The combinations that are refused; none where the sources can't be read."""
+def read_rules(sglang_dir: str, table: OptionTable, package: t.Optional[Package] = None) -> tuple[Rule, ...]:
+    """The combinations that are refused; none where the sources can't be read. ``package``: as for read_options."""
     srt = os.path.join(sglang_dir, "srt")
     paths = [os.path.join(srt, "server_args.py")]
     groups = os.path.join(srt, "arg_groups")
-    package = Package(sglang_dir)
+    package = package or Package(sglang_dir)
     trees: list[tuple[str, ast.Module]] = []
     try:
         if os.path.isdir(groups):

@@ -159,7 +159,10 @@ class Package:
         self._modules: dict[str, t.Optional[Module]] = {}
 
     def parse(self, path: str) -> Module:
-        """A file as a whole. Raises OSError, SyntaxError, ValueError."""
+        """A file as a whole, parsed once. Raises OSError, SyntaxError, ValueError."""
+        known = self._modules.get(path)
+        if known is not None and known.tree is not None:
+            return known
         text = read_source(path)
         module = Module(self, path, text, ast.parse(text))
         self._modules[path] = module
