@@ -99,6 +99,7 @@ class Plan:
     host: HostFacts
     learned: t.Optional[Learned]
     device: str = "gpu"
+    simulated: bool = False
 
     @property
     def gpu_figures(self) -> tuple[Figure, ...]:
@@ -143,7 +144,7 @@ def plan(request: PlanRequest) -> Plan:
     result = PlanResult(
         verdict_of(findings), _sorted(findings), figures, canonical, version, round(time.monotonic() - started, 3)
     )
-    return Plan(result, topology, model, host, learned, request.device)
+    return Plan(result, topology, model, host, learned, request.device, snapshot.simulated)
 
 
 def to_result(planned: Plan) -> dict[str, t.Any]:
@@ -159,6 +160,7 @@ def to_result(planned: Plan) -> dict[str, t.Any]:
         "host": to_json(planned.host),
         "learned": to_json(planned.learned),
         "sglang_version": result.sglang_version,
+        "simulated": planned.simulated,
         "seconds": result.seconds,
     }
 

@@ -171,6 +171,11 @@ sglang_version:
   returned: success
   type: str
   sample: 0.5.15
+simulated:
+  description: Whether the GPUs are those of a test double.
+  returned: success
+  type: bool
+  sample: false
 seconds:
   description: How long the module took.
   returned: success

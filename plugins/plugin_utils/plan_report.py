@@ -27,7 +27,8 @@ def plan_lines(results: Result) -> list[str]:
     lines = [f"{title}: {str(result['verdict']).upper()} (SGLang {version or UNKNOWN}, {result.get('seconds', 0)} s)"]
     given = result.get("budget")
     budget: Result = given if isinstance(given, t.Mapping) else {}
-    lines += _figures("GPU, per rank", budget.get("gpu") or [])
+    gpus = "GPU (SIMULATED), per rank" if result.get("simulated") else "GPU, per rank"
+    lines += _figures(gpus, budget.get("gpu") or [])
     lines += _figures("Host", budget.get("host") or [])
     for finding in result["findings"]:
         lines += _finding(finding)

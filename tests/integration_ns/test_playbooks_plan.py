@@ -114,7 +114,7 @@ def test_the_plan_of_a_fleet_touches_nothing(tmp_path: Path, check: bool) -> Non
     for name, text in texts.items():
         where, _slash, server = name.partition("/")
         assert text.startswith(f"{server} on {where}: ALLOWED (SGLang 0.5.15, "), text
-        assert "GPU, per rank" in text and "weights per rank" in text and "GiB" in text, text
+        assert "GPU (SIMULATED), per rank" in text and "weights per rank" in text and "GiB" in text, text
         assert max(map(len, text.splitlines())) <= 100
 
     host.other_hosts["gpu02"]["sglang_servers"][0]["flags"]["attention_backend"] = "flashinfr"

@@ -75,6 +75,7 @@ def test_a_whole_plan() -> None:
     ):
         assert row in rows, text
     assert text.count("to accept it") == 1
+    assert "GPU, per rank" in text and "GPU (SIMULATED), per rank" in shown(simulated=True)
 
 
 def test_it_fits_a_terminal() -> None:
