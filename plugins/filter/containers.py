@@ -31,6 +31,7 @@ def confirmation_problems(
     hosts: t.Sequence[str],
     confirm_container_stop: t.Any = "",
     confirm_gpu_reset: t.Any = "",
+    server_count: int = 1,
 ) -> list[str]:
     """Confirmations that don't fit one of these hosts, or that would count for more than one."""
     given = {"confirm_container_stop": confirm_container_stop, "confirm_gpu_reset": confirm_gpu_reset}
@@ -39,7 +40,7 @@ def confirmation_problems(
         host: [name for name in given if name not in typed and inventory.listed(hostvars[host].get(name))]
         for host in hosts
     }
-    return inventory.confirmation_scope_problems(hosts, given, kept) + [
+    return inventory.confirmation_scope_problems(hosts, given, kept, server_count) + [
         problem
         for host in hosts
         for problem in inventory.confirmation_problems(

@@ -353,12 +353,15 @@ def shared_container_problems(variables: t.Mapping[str, t.Mapping[str, t.Any]]) 
 
 
 def confirmation_scope_problems(
-    hosts: t.Sequence[str], given: t.Mapping[str, t.Any], kept: t.Mapping[str, t.Sequence[str]]
+    hosts: t.Sequence[str],
+    given: t.Mapping[str, t.Any],
+    kept: t.Mapping[str, t.Sequence[str]],
+    server_count: int = 1,
 ) -> list[str]:
     """Confirmations that would count for more than they were given for.
 
     ``hosts``: those with a chosen server, ``given``: the playbooks' variables; ``kept``: which of them each host has
-    from the inventory instead of from the command line.
+    from the inventory instead of from the command line, ``server_count``: how many servers are chosen.
     """
     problems = [
         f"{host}: {' and '.join(names)} stands in the inventory, but a confirmation is for one run: remove it there, "
@@ -371,6 +374,11 @@ def confirmation_scope_problems(
         problems.append(
             f"{' and '.join(names)} is given, and servers of {', '.join(hosts)} are chosen: numbers of containers and "
             "GPUs mean others on another node, so confirm for one host at a time, with -e server=HOST/NAME"
+        )
+    elif listed(given.get("confirm_container_stop")) and server_count > 1:
+        problems.append(
+            f"confirm_container_stop is given, and {server_count} servers in that container are chosen: a stop for "
+            "one of them takes down the one that was done before; choose one with -e server=HOST/NAME"
         )
     return problems
 

@@ -212,6 +212,15 @@ def test_a_confirmation_in_the_inventory_is_refused(fleet: Fleet) -> None:
     assert fleet.rows() == []
 
 
+@pytest.mark.promise
+def test_a_container_is_stopped_for_one_server(fleet: Fleet) -> None:
+    """The server that was relaunched before would go down again, and its summary would still say that it serves."""
+    fleet.container("h1", 129, "a", "b")
+    message = refusal_of(fleet.run("relaunch", all=True, confirm_container_stop="129", acknowledge="a,b"))
+    assert "2 servers in that container are chosen" in message
+    assert fleet.rows() == []
+
+
 # --- which node, which container --------------------------------------------------------------------------------------
 
 
