@@ -39,8 +39,10 @@ WAIVABLE = (
     "context_too_long",
     "flags-conflict",
     "gpus_unbalanced",
+    "headroom_small",
     "heads_divide",
     "hicache_smaller_than_gpu",
+    "shm_small",
     "weights_do_not_fit",
 )
 """What is computed and may be waived all the same, by the finding's id: an SGLang may think otherwise."""

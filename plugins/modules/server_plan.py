@@ -247,7 +247,7 @@ def main() -> t.NoReturn:
     try:
         result = to_result(plan(request_from(module.params)))
     except CleanSlateError as exc:
-        module.fail_json(msg=str(exc), verdict="unknown")
+        module.fail_json(msg=str(exc))
     module.exit_json(changed=False, **result)
 
 

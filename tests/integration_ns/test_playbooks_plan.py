@@ -18,6 +18,7 @@ from ansible_collections.cleanslate.sglang.tests.integration_ns.playbook_host im
     refusal_of,
     summary_of,
 )
+from ansible_collections.cleanslate.sglang.tests.integration_ns.scripted import Scripted, planned
 from ansible_collections.cleanslate.sglang.tests.unit.plan_host import SMALL
 
 RULE = {
@@ -29,6 +30,15 @@ RULE = {
     "source": "our ticket 12",
     "waivable": True,
 }
+DENIED = {
+    "id": "hicache_too_large",
+    "severity": "deny",
+    "message": "It does not fit.",
+    "remedy": "Lower it.",
+    "waived": None,
+}
+UNSURE = {"id": "model_unknown", "severity": "unknown", "message": "it is not there", "remedy": "", "waived": None}
+SECRET = "Sesame-51a7-do-not-show"
 REASON = "measured again with the new model"
 
 
@@ -84,6 +94,66 @@ def test_a_denied_relaunch_leaves_the_old_server_alone(host: PlaybookHost, ns: N
     after = host.record("demo")
     assert after["waivers"] == {"our_page_size": REASON}
     assert after["pid"] != before["pid"]
+
+
+# --- what the module is told ------------------------------------------------------------------------------------------
+
+
+def test_the_plan_knows_the_node_the_scope_and_that_there_are_keys(tmp_path: Path) -> None:
+    """But no key. The modules answer from a script."""
+    fleet = Scripted(tmp_path)
+    told = {"node_available_mib": 90_000, "headroom_mib": 0}
+    (seen,) = fleet.scripts["gpu_info@node"]
+    fleet.script("gpu_info@node", {**seen, "container": {**seen["container"], **told}})
+    fleet.server.update(api_key=SECRET, secret_environment={"HF_TOKEN": SECRET}, environment={"NCCL_DEBUG": "INFO"})
+    fleet.server["waivers"] = {"weights_do_not_fit": REASON}
+    fleet.variables["sglang_baselines_mib"] = {"0": 150}
+    run = fleet.run("relaunch", scope="gpu").check()
+    given = fleet.arguments("server_plan@inside")
+    assert (given["node_available_mib"], given["node_headroom_mib"]) == (90_000, 0)
+    assert (given["scope"], given["baselines"]) == ("gpu", {"0": 150})
+    assert given["environment"] == {"NCCL_DEBUG": "INFO", "HF_TOKEN": "********"}
+    assert (given["server"]["has_api_key"], given["server"]["has_admin_api_key"]) == (True, False)
+    assert given["waivers"] == {"weights_do_not_fit": REASON}
+    assert {rule["id"] for rule in given["rules"]} >= {"flashinfer_mla_on_sm120", "fp8_kv_on_int4_mla_moe"}
+    assert SECRET not in json.dumps(given)
+    assert "Planned   allowed" in summary_of(run)
+
+
+def test_without_a_node_nothing_is_said_of_one(tmp_path: Path) -> None:
+    fleet = Scripted(tmp_path)
+    fleet.variables = {}
+    fleet.script("server_plan@inside", planned("unknown", UNSURE, summary="unknown: it is not there [model_unknown]"))
+    run = fleet.run("relaunch").check()
+    given = fleet.arguments("server_plan@inside")
+    assert (given.get("node_available_mib"), given.get("node_headroom_mib")) == (None, None)
+    # What is not known stops nobody, and is told.
+    text = summary_of(run)
+    assert "SERVING" in text and "Planned   unknown: it is not there [model_unknown]" in text
+    assert fleet.calls()[0] == "gpu_evict@inside"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda: planned("denied", DENIED), "the plan is denied: It does not fit. (Lower it.) [hicache_too_large]"),
+        (lambda: {"failed": True, "msg": "there is no GPU 7", "verdict": "unknown"}, "there is no GPU 7"),
+        (lambda: {"failed": True, "msg": "Timed out after 150 second(s)."}, "without a verdict: Timed out after 150"),
+    ],
+    ids=["denied", "failed", "timed out"],
+)
+def test_a_plan_that_is_no_yes_stops_before_anybody_is_asked_to_go(
+    tmp_path: Path, answer: t.Callable[[], dict[str, t.Any]], words: str
+) -> None:
+    fleet = Scripted(tmp_path)
+    fleet.script("server_plan@inside", answer())
+    message = refusal_of(fleet.run("relaunch"))
+    assert message.startswith("ct129: server 'chat': ") and words in message, message
+    assert message.endswith("Nothing was touched.")
+    assert fleet.calls() == []
+    # Who only wants it gone or judged needs no plan.
+    fleet.run("teardown").check()
+    assert "server_plan@inside" not in [row["key"] for row in fleet.rows()]
 
 
 # --- plan.yml: no server is needed, and none is touched ---------------------------------------------------------------

@@ -7,6 +7,7 @@ model's directory, and GPUs as the driver would tell of them.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -17,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils import planning
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide import budget_findings
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Gpu, GpuReading, NvmlProcess
-from ansible_collections.cleanslate.sglang.plugins.module_utils.plan_model import GIB, Finding
+from ansible_collections.cleanslate.sglang.plugins.module_utils.plan_model import GIB, WAIVABLE, Finding
 from ansible_collections.cleanslate.sglang.plugins.module_utils.planning import Plan
 from ansible_collections.cleanslate.sglang.tests.harness.proctree import BOOT_ID, Proc
 from ansible_collections.cleanslate.sglang.tests.unit import builders
@@ -325,6 +327,22 @@ def test_what_is_computed_can_be_waived_as_well(host: PlanHost) -> None:
     # Not everything: a port that somebody listens on stays busy.
     host.tcp = LISTENS.format(port=30000, inode=4)
     assert host.plan(waivers={"port_busy": "it is only nginx"}).result.verdict == "denied"
+
+
+def test_what_says_that_it_can_be_waived_can_be() -> None:
+    """Every finding of decide/ that is made with ``waivable`` is in the list by which waivers are checked."""
+    places = {"Finding": 6, "_say": 6, "_deny": 5}
+    found = set()
+    for path in sorted(Path(budget_findings.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "waivable"]
+            given += node.args[places[name] :][:1] if name in places else []
+            if given and not (isinstance(given[0], ast.Constant) and given[0].value is False):
+                found.add(node.args[0].value)
+    assert found == set(WAIVABLE)
 
 
 def test_rules_see_the_server_and_its_environment(host: PlanHost) -> None:
