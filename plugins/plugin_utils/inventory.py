@@ -223,6 +223,13 @@ def host_problems(
     plain = {name: value for name, value in values.items() if name in options and name not in apart}
     spec = {name: option for name, option in options.items() if name not in apart}
     problems += [f"{host}: {message}" for message in ArgumentSpecValidator(spec).validate(_given(plain)).error_messages]
+    # Ansible's validation takes a text for a list or a mapping; the roles join these values as they are.
+    wanted = {"list": "a list", "dict": "a mapping"}
+    problems += [
+        f"{host}: {name} must be {wanted[spec[name]['type']]}, but is a text"
+        for name, value in plain.items()
+        if isinstance(value, str) and spec[name]["type"] in wanted
+    ]
     problems += container_problems(host, values, known_hosts)
     if servers is None:
         return [*problems, f"{host}: sglang_servers is missing"] if needs_servers else problems
@@ -294,11 +301,10 @@ def container_problems(host: str, values: t.Mapping[str, t.Any], known_hosts: t.
 def _inner_pids(host: str, values: t.Mapping[str, t.Any]) -> list[str]:
     """Protected pids: seen from the node a process of the container has another one."""
     servers = values.get("sglang_servers")
-    lists = [values.get("sglang_protect"), (values.get("sglang_server_defaults") or {}).get("protect")]
+    defaults = values.get("sglang_server_defaults")
+    lists = [values.get("sglang_protect"), defaults.get("protect") if isinstance(defaults, t.Mapping) else None]
     lists += [server.get("protect") for server in servers or [] if isinstance(server, t.Mapping)]
-    pids = sorted(
-        {str(one) for each in lists if isinstance(each, (list, tuple)) for one in each if str(one).isdecimal()}
-    )
+    pids = sorted({one for each in lists for one in listed(each) if one.isdecimal()})
     return (
         [
             f"{host}: pid {', '.join(pids)} is protected by its number, which is another one seen from the node "

@@ -51,6 +51,10 @@ def test_a_container_with_its_node(vmid: t.Any) -> None:
         ({**GOOD, "sglang_protect": ["4711"]}, "pid 4711 is protected by its number"),
         ({**GOOD, "sglang_servers": [{**SERVER, "protect": [17]}]}, "pid 17 is protected by its number"),
         ({**GOOD, "sglang_server_defaults": {"protect": ["18"]}}, "pid 18 is protected by its number"),
+        ({**GOOD, "sglang_server_defaults": {"protect": "gdm.service, 19"}}, "pid 19 is protected by its number"),
+        ({**GOOD, "sglang_servers": [{**SERVER, "protect": "20"}]}, "pid 20 is protected by its number"),
+        ({"sglang_protect": "gdm.service"}, "sglang_protect must be a list, but is a text"),
+        ({"sglang_baselines_mib": "0=150"}, "sglang_baselines_mib must be a mapping, but is a text"),
     ],
 )
 def test_each_mistake_is_one_sentence(values: dict[str, t.Any], words: str) -> None:
