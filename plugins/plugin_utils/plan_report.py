@@ -14,6 +14,7 @@ GB, GIB = 1e9, 2**30
 SEVERITIES = {"deny": "DENIED", "unknown": "UNKNOWN", "warn": "warning", "note": "note"}
 # Of a server without HiCache these say nothing.
 SILENT_AT_ZERO = ("hicache_per_rank", "hicache_total", "sglang_reserve", "unpin_")
+DIGITS = {"fraction": 3, "s": 1}
 Result = t.Mapping[str, t.Any]
 
 
@@ -73,7 +74,7 @@ def _figures(title: str, figures: t.Sequence[Result]) -> list[str]:
             sizes = [f"{value / GB:,.2f} GB", f"{value / GIB:,.2f} GiB"]
             rows.append([figure.get("label"), *sizes, figure.get("formula")])
         else:
-            text = f"{value:,.3f}" if unit in ("fraction", "s") else f"{value:,.0f}"
+            text = f"{value:,.{DIGITS.get(unit, 0)}f}"
             rows.append([figure.get("label"), text, unit, figure.get("formula")])
     if not rows:
         return []

@@ -64,7 +64,7 @@ def test_a_whole_plan() -> None:
         "mem fraction static 0.880 fraction",
         "max total num tokens 254,280 tokens",
         "hicache total 384.00 GB 357.63 GiB",
-        "unpin together s 12.960 s",
+        "unpin together s 13.0 s",
         "DENIED hicache-size: HiCache would pin 2,400.0 GB [hicache_too_large]",
         "remedy: hicache-size 53 is the largest that fits",
         "source: founding case 1",
