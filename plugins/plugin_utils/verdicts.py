@@ -240,13 +240,15 @@ def eviction_problem(inside: t.Any, node: t.Any, host: str, node_name: str) -> s
     """Why an eviction from both sides did not succeed, in one sentence; empty where it did.
 
     The node sees every process of the container, so its word counts for processes. It does not for memory that stayed
-    as seen from inside where the node found nobody to evict: then nobody has waited for that memory.
+    as seen from inside where the node found nobody to evict: then nobody has waited for that memory. The same where the
+    eviction from inside was cut short by the net above it.
     """
     if not isinstance(node, t.Mapping) or node.get("verdict") not in EVICTED:
         return "; ".join(filter(None, (_from_inside(inside, host), f"node {node_name}: {_why(node)}")))
     if node["verdict"] != "nothing_to_do" or not isinstance(inside, t.Mapping):
         return ""
-    if inside.get("verdict") not in ("failed", "unknown"):
+    cut_short = bool(inside.get("failed")) and not inside.get("unreachable") and inside.get("verdict") is None
+    if not cut_short and inside.get("verdict") not in ("failed", "unknown"):
         return ""
     codes = {each.get("code") for each in inside.get("reasons") or [] if isinstance(each, t.Mapping)}
     settled = bool(codes) and not codes & _OF_MEMORY

@@ -146,6 +146,12 @@ def test_no_host_is_touched_where_another_one_fails_late(fleet: Fleet) -> None:
     assert acts(fleet) == []
 
 
+def test_the_node_acts_for_an_unreachable_container_whatever_the_configuration_says(fleet: Fleet) -> None:
+    fleet.container("h1", 129, "a", **fleet.ssh_to_nowhere())
+    fleet.run("teardown", env={"ANSIBLE_ANY_ERRORS_FATAL": "true"}).check()
+    assert acts(fleet) == [("gpu_evict@node", "a")]
+
+
 # --- options that would open a gate -----------------------------------------------------------------------------------
 
 

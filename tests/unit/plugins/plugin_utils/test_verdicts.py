@@ -184,6 +184,7 @@ def eviction(verdict: str, *codes: str) -> dict[str, t.Any]:
         ({}, eviction("evicted"), ""),
         (UNREACHABLE, eviction("nothing_to_do"), ""),
         (TIMED_OUT, eviction("evicted"), ""),
+        (TIMED_OUT, eviction("nothing_to_do"), "inside ct129: Timed out after 150 second(s).; node pve1 found nobody"),
         (eviction("nothing_to_do"), eviction("nothing_to_do"), ""),
         (eviction("failed", "still_there"), eviction("evicted"), ""),
         (eviction("failed", "memory_held"), eviction("evicted"), ""),
