@@ -141,7 +141,7 @@ def promises() -> list[Step]:
     suites = process_suites()
     if not suites:
         return [Step("promises", (), 0, skip="no process suites in this checkout")]
-    return [pytest_step("promises", newest(), 720, "-m", "promise", "--durations=10", *suites)]
+    return [pytest_step("promises", newest(), 900, "-m", "promise", "--durations=10", *suites)]
 
 
 def full(part: int, parts: int) -> list[Step]:
@@ -157,5 +157,5 @@ def full(part: int, parts: int) -> list[Step]:
         steps.append(pytest_step(f"full-{part}-of-{parts}", newest(), 1440, "--durations=15", *shard, *suites))
     oldest = venvs()[0]
     if part == parts and suites and newest() != oldest:
-        steps.append(pytest_step(f"promises-{oldest.core}", oldest, 720, "-m", "promise", *suites))
+        steps.append(pytest_step(f"promises-{oldest.core}", oldest, 900, "-m", "promise", *suites))
     return steps
