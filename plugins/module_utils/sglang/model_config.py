@@ -300,7 +300,8 @@ def _weights(path: str) -> tuple[t.Optional[int], t.Optional[str], list[str]]:
 
 def _count(value: t.Any) -> t.Optional[int]:
     """A whole number above 0 of a sane size; None for everything else (true is 1 in Python, but no number here)."""
-    return value if type(value) is int and 0 < value < 1 << 60 else None
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return value if number and 0 < value < 1 << 60 else None
 
 
 def _word(value: t.Any) -> t.Optional[str]:

@@ -38,7 +38,7 @@ def test_the_table_is_that_of_the_file() -> None:
 
 def test_every_operator_and_every_fact_is_told() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    names = {name for name in re.findall(r"`([a-z_0-9.]+)`", page)}
+    names = set(re.findall(r"`([a-z_0-9.]+)`", page))
     assert set(conditions.OPERATORS) <= names
     assert {f"gpu.{name}" for name in GPU_FACTS} | {f"server.{name}" for name in SERVER_FACTS} <= names
     assert set(KNOWN) <= {name.partition(".")[0] for name in re.findall(r"`([a-z_]+\.[A-Za-z_.]+)`", page)}
