@@ -204,7 +204,7 @@ def _guest_reasons(wanted: Wanted, guest: t.Optional[Guest]) -> tuple[Reason, ..
     if guest is None:
         return ()
     config = read_guest_config(guest.vmid, wanted.pve_dir)
-    wanting = [] if wanted.look.without_gpus else judge_nodes(guest, config)
+    wanting = [] if wanted.look.without_gpus else judge_nodes(guest, config, bool(wanted.look.devices))
     if guest.state in ("stopped", "unknown"):
         return tuple(judge_absence(guest, config))
     root_pid, proc = guest.root_pid, wanted.look.proc

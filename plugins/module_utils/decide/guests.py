@@ -84,8 +84,15 @@ def judge_absence(guest: Guest, config: GuestConfig) -> list[Reason]:
     return []
 
 
-def judge_nodes(guest: Guest, config: GuestConfig) -> list[Reason]:
+def judge_nodes(guest: Guest, config: GuestConfig, named: bool = True) -> list[Reason]:
     """Fewer GPU nodes in the container's /dev than it was given: then 'all of its GPUs' are not all."""
+    if config.exists is None and not named:
+        words = "; ".join(f"{one.call}: {one.message}" for one in config.problems) or "it was not read"
+        text = (
+            f"which GPUs {guest.label} was given is not known ({words}), and its own /dev may lack some: name them by "
+            "UUID (devices)"
+        )
+        return [Reason("container_config_unknown", text, guest.label, means="unknown")]
     given = [path for path in config.device_nodes if re.fullmatch(r"/dev/nvidia[0-9]+", path)]
     if guest.device_minors is None or len(given) <= len(guest.device_minors):
         return []

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils import evict as evict_module
-from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.guests import guest_unit
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.guests import guest_unit, judge_nodes
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.targets import Request
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import look as looking
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
+from ansible_collections.cleanslate.sglang.plugins.module_utils.proxmox import GuestConfig
 from ansible_collections.cleanslate.sglang.tests.harness.proctree import Proc, write_proc
 from ansible_collections.cleanslate.sglang.tests.unit.builders import LEADER
-from ansible_collections.cleanslate.sglang.tests.unit.guest_builders import INIT, inside
+from ansible_collections.cleanslate.sglang.tests.unit.guest_builders import INIT, guest, inside
 from ansible_collections.cleanslate.sglang.tests.unit.plugins.module_utils.test_climb_guest import (
     RANK,
     SERVER,
@@ -72,3 +73,13 @@ def test_a_record_that_can_not_be_read_is_done_without(monkeypatch: pytest.Monke
     for lost in (dataclasses.replace(order, port=None), dataclasses.replace(order, look=LookOptions())):
         with pytest.raises(CleanSlateError, match="broken"):
             evict_module._request(lost)
+
+
+def test_all_gpus_of_a_container_whose_configuration_is_not_read_are_not_known() -> None:
+    for config, named, expected in (
+        (GuestConfig("129", None), False, [("container_config_unknown", "unknown")]),
+        (GuestConfig("129", None), True, []),
+        (GuestConfig("129", True), False, []),
+    ):
+        found = judge_nodes(guest(), config, named)
+        assert [(one.code, one.means) for one in found] == expected
