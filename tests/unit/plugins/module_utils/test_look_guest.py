@@ -193,7 +193,7 @@ def test_a_user_database_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatc
         ("stopped", GuestConfig(VMID, False), ["container_not_here"]),
         ("stopped", GuestConfig(VMID, None, problems=(Problem("/etc/pve", None, "hangs"),)), ["container_unknown"]),
         ("unknown", GuestConfig(VMID, True), ["container_unknown"]),
-        ("running", GuestConfig(VMID, None), []),
+        ("running", GuestConfig(VMID, None), ["container_config_unknown"]),
         ("running", GuestConfig(VMID, True, device_nodes=("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl")), []),
         (
             "running",
