@@ -10,7 +10,7 @@ DIR/report.json after each scenario, so that a run that is cut off still tells w
 is reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
 
 one GPU:   start serving killed hung orphan from_orphan hicache from_hicache hicache_killed timing namespaces
-           teardown
+           graphs no_room teardown
 two GPUs:  neighbour tp2 tp2_killed
 """
 
@@ -127,7 +127,8 @@ class Lab:
         }
         tail = log.read_text(errors="replace").splitlines()[-60:]
         print("\n".join(tail), flush=True)
-        return {"playbook": name, "rc": rc, "seconds": seconds, "modules": modules}
+        ready = [line["result"] for line in lines if line["action"].endswith("server_ready")]
+        return {"playbook": name, "rc": rc, "seconds": seconds, "modules": modules, "ready": ready}
 
     def _inventory(self, flags: t.Mapping[str, t.Any], gpus: t.Sequence[str], server: t.Mapping[str, t.Any]) -> Figures:
         passed = {
@@ -232,7 +233,10 @@ def short(figures: Figures) -> Figures:
         "launch": {key: modules.get("server_launch", {}).get(key) for key in ("pid", "launch_id", "msg")},
         "ready": {
             key: modules.get("server_ready", {}).get(key)
-            for key in ("verdict", "seconds", "tokens", "reasoning", "headroom_mib", "phases", "error")
+            for key in (
+                "verdict", "seconds", "tokens", "reasoning", "headroom_mib", "phases", "error", "soak", "workers",
+                "gpus_used", "progress",
+            )
         },
     }
 
@@ -417,6 +421,86 @@ def look_from(wrapper: t.Sequence[str]) -> Figures:
     return t.cast(Figures, json.loads(done.stdout))
 
 
+GRAPHS = {"disable-cuda-graph": False, "cuda-graph-max-bs": 8}
+
+
+def graphs(lab: Lab) -> Figures:
+    """A start that captures CUDA graphs: every phase with its seconds, the soak, and what lies in the record."""
+    figures = short(lab.relaunch(GRAPHS))
+    assert figures["rc"] == 0, figures
+    folder = Path(f"/var/lib/cleanslate/{NAME}")
+    assert (folder / "last_good").readlink() == (folder / "current").readlink(), "the proved launch is not last_good"
+    kept = sorted(path.name for path in (folder / "current").iterdir())
+    proof = json.loads((folder / "last_good" / "proof.json").read_text())
+    summary = (folder / "current" / "summary.txt").read_text()
+    return {"relaunch": figures, "kept": kept, "summary": summary, "proof": proof}
+
+
+# Holds 30 GiB, and all that is left of the GPU as soon as a server has taken its KV cache, until that server is gone.
+HOG = """
+import time, torch
+device = "cuda:0"
+base = torch.empty(30 << 30, dtype=torch.uint8, device=device); torch.cuda.synchronize()
+print("holding", flush=True)
+extra, end = None, time.time() + 300
+while time.time() < end:
+    free, total = torch.cuda.mem_get_info()
+    if extra is None and free < 4 << 30:
+        try:
+            extra = torch.empty(max(free - (48 << 20), 1), dtype=torch.uint8, device=device)
+            print("took", extra.numel() >> 20, flush=True)
+        except torch.OutOfMemoryError:
+            pass
+    elif extra is not None and free > 8 << 30:
+        extra = None
+        torch.cuda.empty_cache()
+        print("gave it back", flush=True)
+        end = time.time() + 240
+    time.sleep(0.02)
+"""
+
+
+WAIVED = ("headroom_small", "gpu_not_idle", "very_high_static_fraction")
+
+
+def no_room(lab: Lab) -> Figures:
+    """A fraction too high beside another holder that is allowed to stay: the start runs out of GPU memory, the run says
+    so in one sentence, and goes back to the launch that was proved last.
+    """
+    assert lab.relaunch({})["rc"] == 0, "there is nothing to go back to"
+    good = json.loads(Path(f"/var/lib/cleanslate/{NAME}/current.json").read_text())["launch_id"]
+    lab.playbook("teardown.yml", {}, ["0"])
+    hog = subprocess.Popen([lab.python, "-c", HOG], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert hog.stdout is not None
+        assert hog.stdout.readline() == "holding\n"
+        beside = {"protect": [str(hog.pid)], "baselines_mib": {"0": used_mib()[0] + 64}}
+        waived = dict.fromkeys(WAIVED, "this run is to fail")
+        greedy = {**GRAPHS, "mem-fraction-static": 0.99}
+        figures = lab.relaunch(greedy, on_failure="rollback", min_gpu_headroom_mib=0, waivers=waived, **beside)
+        now = json.loads(Path(f"/var/lib/cleanslate/{NAME}/current.json").read_text())
+        seen = {
+            "rc": figures["rc"],
+            "seconds": figures["seconds"],
+            "verdicts": [
+                {key: one.get(key) for key in ("verdict", "error", "phase", "phases")} for one in figures["ready"]
+            ],
+            "evidence": [one.get("evidence") for one in figures["ready"]][:1],
+            "good": good,
+            "now": {key: now.get(key) for key in ("launch_id", "from_launch", "pid")},
+            "hog_lives": hog.poll() is None,
+            "used_mib": used_mib(),
+        }
+        assert figures["rc"] != 0, seen
+        assert seen["hog_lives"], "the other holder was ended"
+        assert "memory" in str(seen["verdicts"][0]["error"]), seen
+        assert now.get("from_launch") == good, seen
+        return {**seen, "chat": chat(PORT)}
+    finally:
+        os.killpg(hog.pid, signal.SIGKILL)
+        hog.wait(timeout=60)
+
+
 def teardown(lab: Lab) -> Figures:
     return {"teardown": short(lab.playbook("teardown.yml", {}, ["0"])), "used_mib": used_mib()}
 
@@ -499,7 +583,7 @@ SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
     function.__name__: function
     for function in (
         start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing,
-        namespaces, teardown,
+        namespaces, graphs, no_room, teardown,
         neighbour, tp2, tp2_killed,
     )
 }  # fmt: skip
