@@ -36,6 +36,16 @@ class Reasoning:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Tools:
+    """Whether a tool parser works. ``verdict``: called, missing (the call stands in the text), not_called (the model
+    answered in words: proves nothing) or unknown."""
+
+    verdict: str
+    message: str
+    seconds: float
+
+
 def generate(endpoint: Endpoint, rank: int, ranks: int, version: t.Optional[str], deadline_s: float) -> Response:
     """A few tokens of one data parallel rank."""
     body: dict[str, t.Any] = {
