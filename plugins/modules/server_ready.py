@@ -84,6 +84,71 @@ options:
       - How long, in seconds, one look at the GPUs may take.
     type: float
     default: 10
+  hung_after:
+    description:
+      - After how many seconds without any progress a start is V(hung), per phase. Keys are V(imports), V(distributed),
+        V(weights), V(kv_cache), V(graphs) and V(warm_up); a phase that is not named keeps its default, which are 180,
+        180, 300, 180, 600 and 300.
+      - Progress is a new phase or percentage, a log line of a kind that was not there yet, 16 MiB read (while it imports
+        or loads weights), 64 MiB more memory, another 64 MiB on a GPU, or other processes below the server. Processor
+        time is none.
+    type: dict
+    default: {}
+  stopped_after_s:
+    description:
+      - For how long, in seconds, a process of the server may be stopped (state T) before the server is V(hung).
+    type: float
+    default: 10
+  slice_s:
+    description:
+      - How long, in seconds, this one call may take. It then returns V(starting) with RV(finished=false), and RV(watch)
+        for the next call. The proof itself is not cut.
+      - If not specified, the call waits to the end. A task needs it not, since the action plugin of this name makes
+        the slices and shows a line for people meanwhile, each C(sglang_progress_s) seconds (a variable, 5 by default).
+    type: float
+  watch:
+    description:
+      - What the call before returned as RV(watch).
+    type: dict
+  tool_call_parser:
+    description:
+      - Whether tool calls must be told apart, by the name of a parser or V(true). V(false) demands nothing.
+      - If not specified, it is demanded where the server was launched with a tool call parser.
+    type: str
+  expected_schedulers:
+    description:
+      - How many schedulers must live on this host. If not specified, as many as the flags make.
+    type: int
+  soak_requests:
+    description:
+      - How many requests the soak at the end of the proof has. V(0) leaves it out.
+    type: int
+    default: 8
+  soak_concurrency:
+    description:
+      - How many of them are under way at once.
+    type: int
+    default: 4
+  soak_tokens:
+    description:
+      - How many tokens each of them generates.
+    type: int
+    default: 32
+  soak_deadline_s:
+    description:
+      - How long, in seconds, the soak may take.
+    type: float
+    default: 120
+  record:
+    description:
+      - Whether the outcome is kept in the launch's folder (C(phases.json), C(proof.json), C(summary.txt)), and the launch
+        becomes the last good one where it is ready.
+    type: bool
+    default: false
+  run_id:
+    description:
+      - The run that holds the server's lease. With it the lease must be held by this run, and is renewed.
+    type: str
 notes:
   - Run it as root, or as the server's user. Others do not see whose a port is.
 seealso:
@@ -409,6 +474,16 @@ def result_of(readiness: Readiness, record: Record, port: int, redactor: Redacto
         "max_total_num_tokens": readiness.total_tokens,
         "log_tail": tail,
         "seconds": readiness.seconds,
+        "evidence": None,
+        "proof": None,
+        "soak": None,
+        "workers": None,
+        "gpus_used": None,
+        "flags_differ": None,
+        "tools": None,
+        "progress_line": None,
+        "finished": True,
+        "watch": None,
     }
 
 
@@ -449,6 +524,18 @@ def main() -> t.NoReturn:
             "model": {"type": "str"},
             "log_lines": {"type": "int", "default": 40},
             "nvml_deadline_s": {"type": "float", "default": 10.0},
+            "hung_after": {"type": "dict", "default": {}},
+            "stopped_after_s": {"type": "float", "default": 10.0},
+            "slice_s": {"type": "float"},
+            "watch": {"type": "dict"},
+            "tool_call_parser": {"type": "str"},
+            "expected_schedulers": {"type": "int"},
+            "soak_requests": {"type": "int", "default": 8},
+            "soak_concurrency": {"type": "int", "default": 4},
+            "soak_tokens": {"type": "int", "default": 32, "no_log": False},
+            "soak_deadline_s": {"type": "float", "default": 120.0},
+            "record": {"type": "bool", "default": False},
+            "run_id": {"type": "str"},
         },
         supports_check_mode=True,
     )
