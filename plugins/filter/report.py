@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.cleanslate.sglang.plugins.plugin_utils import report
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inspect_report, report, results
 
 
 class FilterModule:
@@ -16,10 +16,10 @@ class FilterModule:
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
         return {
             "clean_lines": report.clean_lines,
-            "failure": report.failure,
-            "inspect_lines": report.inspect_lines,
-            "launch_problem": report.launch_problem,
+            "failure": results.failure,
+            "inspect_lines": inspect_report.inspect_lines,
+            "launch_problem": results.launch_problem,
             "relaunch_lines": report.relaunch_lines,
             "teardown_lines": report.teardown_lines,
-            "why": report.why,
+            "why": results.why,
         }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing as t
 
 from .inventory import driver_problem, gpu_indices
-from .report import failure, why
+from .results import failure, why
 
 Result = t.Mapping[str, t.Any]
 JSON = dict[str, t.Any]

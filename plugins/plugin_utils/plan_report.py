@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .report import failure
+from .results import failure
 from .tables import UNKNOWN, Column, paragraph, table
 
 GB, GIB = 1e9, 2**30

@@ -13,7 +13,7 @@ import re
 import typing as t
 from dataclasses import dataclass
 
-from .report import failure, reasons
+from .results import failure, reasons
 
 Result = t.Mapping[str, t.Any]
 JSON = dict[str, t.Any]

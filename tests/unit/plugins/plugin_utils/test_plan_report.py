@@ -10,7 +10,7 @@ import typing as t
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.filter.plans import FilterModule
-from ansible_collections.cleanslate.sglang.plugins.plugin_utils import guardrails, report
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import guardrails, serve_report
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.plan_report import plan_lines, plan_why
 
 
@@ -117,14 +117,14 @@ def test_why_names_every_deny_with_its_remedy_and_nothing_else() -> None:
 
 def test_in_a_relaunch_it_is_told_in_short() -> None:
     allowed = {**PLAN, "summary": "allowed, 1 warning", "findings": [UNSURE, WARNED, NOTED]}
-    text = "\n".join(report.planned_lines(allowed))
+    text = "\n".join(serve_report.planned_lines(allowed))
     assert text.splitlines() == [
         "Planned   allowed, 1 warning",
         "          unknown: config.json is not there [model_problem]",
         "          warning: Not so. Waived: tested [accepted]",
     ]
     for nothing in (None, {}, {"skipped": True}, {"summary": "", "findings": []}):
-        assert report.planned_lines(nothing) == []
+        assert serve_report.planned_lines(nothing) == []
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------

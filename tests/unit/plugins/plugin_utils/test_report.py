@@ -9,7 +9,7 @@ import typing as t
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.plugin_utils import report
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import evict_report, inspect_report, report, results
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.tables import Column, cell, duration, paragraph, table
 
 TEARDOWN: dict[str, t.Any] = {
@@ -109,19 +109,19 @@ def test_a_verdict_comes_with_its_reasons_and_warnings() -> None:
         "reasons": [{"code": "held_elsewhere", "message": "GPU 0 has 602 MiB in use"}],
         "warnings_found": [{"code": "throttled", "message": "GPU 1 is throttled"}],
     }
-    lines = report.verdict_lines(dirty)
+    lines = evict_report.verdict_lines(dirty)
     assert lines[0] == "Verdict   dirty (seen from the container, GPUs SIMULATED)"
     assert "- GPU 0 has 602 MiB in use [held_elsewhere]" in lines[1]
     assert "warning: GPU 1 is throttled [throttled]" in lines[2]
-    assert "no verdict: Timed out" in report.verdict_lines({"msg": "Timed out"})[0]
+    assert "no verdict: Timed out" in evict_report.verdict_lines({"msg": "Timed out"})[0]
 
 
 def test_a_figure_that_could_not_be_read_is_unknown_not_zero() -> None:
     teardown = {**TEARDOWN, "after": [{"index": 0, "used_mib": None}]}
-    assert "unknown" in report.gpu_lines(teardown, {})[1]
+    assert "unknown" in evict_report.gpu_lines(teardown, {})[1]
     info = {"gpus": None, "problems": [{"message": "Driver Not Loaded"}]}
-    assert "GPUs unknown: Driver Not Loaded" in report.inspect_lines({"host": "h", "gpu_info": info})[0]
-    assert any(line.startswith("RAM: unknown") for line in report.inspect_lines({"host": "h"}))
+    assert "GPUs unknown: Driver Not Loaded" in inspect_report.inspect_lines({"host": "h", "gpu_info": info})[0]
+    assert any(line.startswith("RAM: unknown") for line in inspect_report.inspect_lines({"host": "h"}))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_figure_that_could_not_be_read_is_unknown_not_zero() -> None:
     ],
 )
 def test_failures_in_words(result: dict[str, t.Any], words: str) -> None:
-    assert report.failure(result).startswith(words)
+    assert results.failure(result).startswith(words)
 
 
 def test_tables() -> None:
@@ -207,7 +207,7 @@ def test_nothing_is_said_of_a_node_that_did_not_act() -> None:
 
 
 def test_a_node_that_failed_without_a_report_is_named() -> None:
-    lines = report.node_lines({"failed": True, "msg": "Timed out after 900 second(s)."}, "pve1")
+    lines = evict_report.node_lines({"failed": True, "msg": "Timed out after 900 second(s)."}, "pve1")
     assert lines == ["Escalated node pve1: Timed out after 900 second(s)."]
 
 
@@ -220,7 +220,7 @@ def test_a_joint_verdict_shows_each_view_and_says_from_where_a_reason_is() -> No
             "host": {"where": "node pve1", "verdict": "dirty", "available_mib": None},
         },
     }
-    lines = [line.strip() for line in report.verdict_lines(joint)]
+    lines = [line.strip() for line in evict_report.verdict_lines(joint)]
     assert lines == [
         "Verdict   dirty",
         "inside ct129: clean, 80,000 MiB of host memory available",
@@ -228,8 +228,8 @@ def test_a_joint_verdict_shows_each_view_and_says_from_where_a_reason_is() -> No
         "- GPU 0 is held [held] (seen from node pve1)",
     ]
     joint["views"]["container"]["verdict"] = None
-    assert any("inside ct129: no view" in line for line in report.verdict_lines(joint))
-    assert report.why(joint) == "GPU 0 is held [held] (seen from node pve1)"
+    assert any("inside ct129: no view" in line for line in evict_report.verdict_lines(joint))
+    assert results.why(joint) == "GPU 0 is held [held] (seen from node pve1)"
 
 
 def test_check_mode_shows_the_nodes_plan_below_the_containers() -> None:
@@ -271,8 +271,8 @@ def test_a_container_is_shown_from_its_node_as_well() -> None:
     by_node = {"gpus": [gpu], "container": {"vmid": "129", "state": "broken", "stuck": [stuck], "problems": []}}
     inside: dict[str, t.Any] = {"gpus": [], "problems": []}
     results = {"host": "ct129", "node": "pve1", "node_info": by_node}
-    both = "\n".join(report.inspect_lines({**results, "gpu_info": inside}))
-    alone = "\n".join(report.inspect_lines({**results, "gpu_info": {"skipped": True}}))
+    both = "\n".join(inspect_report.inspect_lines({**results, "gpu_info": inside}))
+    alone = "\n".join(inspect_report.inspect_lines({**results, "gpu_info": {"skipped": True}}))
     for text in (both, alone):
         for words in ("ct129 seen from node pve1: 1 GPUs", "21352 (2604 inside)", "container 129 is broken", "21360"):
             assert words in text, text
@@ -280,4 +280,5 @@ def test_a_container_is_shown_from_its_node_as_well() -> None:
     assert "RAM: " in both
     assert "RAM: " not in alone
     assert "ct129: it can't be reached" in alone
-    assert report.inspect_lines({"host": "h", "node_info": {"skipped": True}}) == report.inspect_lines({"host": "h"})
+    skipped = inspect_report.inspect_lines({"host": "h", "node_info": {"skipped": True}})
+    assert skipped == inspect_report.inspect_lines({"host": "h"})
