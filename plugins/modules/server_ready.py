@@ -89,9 +89,9 @@ options:
       - After how many seconds without any progress a start is V(hung), per phase. Keys are V(imports), V(distributed),
         V(weights), V(kv_cache), V(graphs) and V(warm_up); a phase that is not named keeps its default, which are 180,
         180, 300, 180, 600 and 300.
-      - Progress is a new phase or percentage, a log line of a kind that was not there yet, 16 MiB read (while it imports
-        or loads weights), 64 MiB more memory, another 64 MiB on a GPU, or other processes below the server. Processor
-        time is none.
+      - Progress is a new phase or percentage, a log line of a kind that was not there yet, 16 MiB read (while it
+        imports or loads weights), 64 MiB more memory, another 64 MiB on a GPU, or other processes below the server.
+        Processor time is none.
     type: dict
     default: {}
   stopped_after_s:
@@ -141,8 +141,8 @@ options:
     default: 120
   record:
     description:
-      - Whether the outcome is kept in the launch's folder (C(phases.json), C(proof.json), C(summary.txt)), and the launch
-        becomes the last good one where it is ready.
+      - Whether the outcome is kept in the launch's folder (C(phases.json), C(proof.json), C(summary.txt)), and the
+        launch becomes the last good one where it is ready.
     type: bool
     default: false
   run_id:
