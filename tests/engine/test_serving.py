@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.tests.engine.real import PORT, SCHEDULER, RealServer
+from ansible_collections.cleanslate.sglang.tests.engine.real import PORT, SCHEDULER, START_DEADLINE_S, RealServer
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
+from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
 pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow]
 STOPPED_AFTER_S = 4.0
@@ -75,15 +76,17 @@ def test_case_7_a_missing_parser_is_seen_in_the_body_and_a_stale_server_is_never
     assert answer["reasoning"]["verdict"] == "missing", answer["reasoning"]
     assert server.ready()["verdict"] == "ready", "without the demand it serves"
 
-    # The server above now plays the stale one. The new one can't have the port: while it loads, and once it has died.
+    # The server above now plays the stale one: it answers on the port of a new one that loads, can't bind, and dies.
     new = RealServer(engine_ns, tmp_path, "new", PORT)
     new.start()
     while_it_loads = new.ready(deadline_s=60)
-    assert (while_it_loads["ready"], while_it_loads["verdict"]) == (False, "failed"), while_it_loads
-    assert f"pid {server.pid}" in while_it_loads["error"], while_it_loads["error"]
-    new.wait_dead(new.pid)
+    wait_for("the new one can't bind", lambda: "address already in use" in new.log(), START_DEADLINE_S)
+    unbound = new.ready(deadline_s=60)
+    new.signal("KILL", new.pid)
+    new.wait_dead(new.pid, 20)
     dead = new.ready(deadline_s=60)
-    assert (dead["ready"], dead["verdict"]) == (False, "failed"), dead
-    assert dead["tokens"] == [], dead
     assert server.request("GET", "/health").status == 200, "the stale one answers all the while"
-    assert "in use" in dead["error"] or f"pid {server.pid}" in dead["error"], dead["error"]
+    for answer in (while_it_loads, unbound, dead):
+        assert (answer["ready"], answer["verdict"], answer["tokens"]) == (False, "failed", []), answer
+        assert f"pid {server.pid}" in answer["error"] or "in use" in answer["error"], answer["error"]
+        assert answer["phase"] != "ready", answer["phases"]

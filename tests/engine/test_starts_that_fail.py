@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import typing as t
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.tests.engine.real import SCHEDULER, SPAWNED, RealServer
+from ansible_collections.cleanslate.sglang.tests.engine.real import SCHEDULER, SPAWNED, START_DEADLINE_S, RealServer
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
@@ -63,7 +62,10 @@ def test_a_model_folder_that_is_not_there_is_refused_before_the_start(server: Re
 
 
 def test_the_port_is_taken_by_a_stranger(server: RealServer, engine_ns: Namespace) -> None:
-    """Somebody who is no server at all: it is named while SGLang still loads, and after SGLang has given up."""
+    """Somebody who is no server at all: it is named while SGLang still loads, and when it can't have the port.
+
+    SGLang then lives on for two minutes with a scheduler that is ready, until its own warm-up gives up.
+    """
     argv = ["python3", "-m", "http.server", str(server.port), "--bind", "127.0.0.1"]
     stranger = engine_ns.popen(argv, detached=True)
     wait_for("the stranger listens", lambda: server.request("GET", "/").status == 200, 20)
@@ -72,8 +74,12 @@ def test_the_port_is_taken_by_a_stranger(server: RealServer, engine_ns: Namespac
     early = server.ready()
     assert time.monotonic() - before < LOOKS_S
     check_one_sentence(early, f"pid {stranger.pid}", "http.server")
-    server.wait_dead(server.pid)
+    wait_for("it can't bind the port", lambda: "address already in use" in server.log(), START_DEADLINE_S)
+    assert server.alive(server.pid)
     check_one_sentence(server.ready(), f"pid {stranger.pid}")
+    server.signal("KILL", server.pid)
+    server.wait_dead(server.pid, 20)
+    check_one_sentence(server.ready(), "in use")
 
 
 @pytest.mark.parametrize("who", ["scheduler", "leader", "leader-while-importing"])
@@ -103,7 +109,7 @@ def test_a_scheduler_that_is_stopped_during_the_start_is_hung(server: RealServer
     server.start()
     with server.watched(stopped_after_s=STOPPED_AFTER_S) as watch:
         scheduler = server.wait_titled(SCHEDULER)
-        server.signal(signal.SIGSTOP.name[3:], scheduler)
+        server.signal("STOP", scheduler)
         stopped = time.monotonic()
         timed = watch.result()
     assert (timed.result["ready"], timed.result["verdict"]) == (False, "hung"), timed.result
