@@ -13,6 +13,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from .act.climb import Climber, Deadlines
+from .act.drain import DrainWish
 from .act.lastrungs import OptIn
 from .act.leftovers import remove_leftover
 from .decide.guests import judge_absence
@@ -20,6 +21,7 @@ from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
 from .decide.targets import RecordedLaunch, Request
 from .errors import CleanSlateError
+from .lease import Kept, check_run_id, keep
 from .model import Process, Reason, ShmFile, to_json
 from .observe.guest import outsiders, shm_opener
 from .observe.inside import load_inside, real_path_inside
@@ -74,16 +76,27 @@ class Order:
     confirm_container_stop: t.Optional[str] = None
     confirm_gpu_reset: tuple[str, ...] = ()
     acknowledge: tuple[str, ...] = ()
+    run_id: t.Optional[str] = None
+    drain: DrainWish = field(default_factory=DrainWish)
 
 
 def evict(order: Order) -> dict[str, t.Any]:
     """Climb (or plan, in check mode) and report as plain data.
 
     Raises:
-        CleanSlateError: the order makes no sense, names an unknown GPU, or this Python has no pidfd.
+        CleanSlateError: the order makes no sense, names an unknown GPU, or this Python has no pidfd; or another run
+            holds the server.
     """
     _validate(order)
     _allow_many_descriptors()
+    if order.name is None or order.look.container is not None:
+        return _evict(order, None)  # a container's lease lies in its own file system, and was taken there
+    deadline_s = sum(getattr(order.deadlines, rung, 0.0) for rung in order.rungs)
+    with keep(order.state_dir, order.name, order.run_id, "gpu_evict", deadline_s, order.check_mode) as kept:
+        return _evict(order, kept)
+
+
+def _evict(order: Order, kept: t.Optional[Kept]) -> dict[str, t.Any]:
     started = time.monotonic()
     request, reasons = _request(order)
     climber = Climber(
@@ -97,12 +110,17 @@ def evict(order: Order) -> dict[str, t.Any]:
         optin=OptIn(
             order.pve_dir, order.confirm_container_stop, order.confirm_gpu_reset, order.acknowledge, order.look.protect
         ),
+        drain=order.drain,
+        config=request.record.config if request.record is not None and order.look.container is None else None,
     )
+    if kept is not None:
+        climber.fence = kept.lost
     climber.report.reasons.extend(reasons)
     plan = climber.plan() if order.check_mode else ()
     seen_to_the_end = order.check_mode or _climb(climber)
     _report_absent(order, climber)
-    removed, kept = _clear_leftovers(order, climber) if seen_to_the_end else ([], [])
+    lost = any(reason.code == "lease_lost" for reason in climber.report.reasons)
+    removed, left = _clear_leftovers(order, climber) if seen_to_the_end and not lost else ([], [])
     report = climber.report
     verdict = _verdict(climber, bool(plan), order.check_mode)
     seen = climber.after or climber.latest
@@ -116,12 +134,13 @@ def evict(order: Order) -> dict[str, t.Any]:
         "before": memory_rows(climber.before),
         "after": memory_rows(climber.after),
         "pinned": to_json(report.pinned),
+        "drain": to_json(report.drained),
         "container": guest_row(seen.guest if seen else None),
         "vantage": vantage(order.look.proc),
         "gpu_resets": dict(report.resets),
         "respawns": list(report.respawns),
         "spared": [{"pid": one.process.pid, "title": program_of(one.process), "why": one.why} for one in report.spared],
-        "leftovers": {"removed": removed, "kept": kept},
+        "leftovers": {"removed": removed, "kept": left},
         "reasons": to_json(report.reasons),
         "simulated": bool(climber.before and climber.before.simulated),
         "seconds": round(time.monotonic() - started, 3),
@@ -182,6 +201,10 @@ def _validate(order: Order) -> None:
         )
     if "gpu_reset" in order.rungs and order.look.without_gpus:
         raise CleanSlateError("the rung gpu_reset makes no sense on a host (or for a server) without GPUs.")
+    if order.run_id is not None and order.name is None:
+        raise CleanSlateError("run_id needs 'name': the lease is on a server of that name.")
+    if order.run_id is not None:
+        check_run_id(order.run_id)
     for name, value in to_json(order.deadlines).items():
         if not math.isfinite(value) or value < 0:
             raise CleanSlateError(f"deadlines.{name} is {value:g}; it is seconds, 0 or more, and must have an end.")

@@ -52,7 +52,8 @@ class Clock:
 class Lease:
     """Who works on a server. ``pid`` and ``start_ticks`` name the process of ``module``; None between two modules.
 
-    ``renewed_since_boot`` and ``expires_since_boot`` count on the clock of the boot ``boot_id``.
+    ``renewed_since_boot`` and ``expires_since_boot`` count on the clock of the boot ``boot_id``. ``ttl_s``: how long
+    the run may take between two of its modules.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Lease:
     expires_at: float
     renewed_since_boot: float
     expires_since_boot: float
+    ttl_s: float = SLACK_S
     boot_id: t.Optional[str] = None
     controller: t.Optional[str] = None
     operator: t.Optional[str] = None
@@ -144,7 +146,16 @@ def fresh_lease(
     now = round(clock.epoch, 3)
     since_boot = round(clock.since_boot, 3)
     return Lease(
-        name, run_id, now, now, now, since_boot, since_boot, clock.boot_id, _plain(controller), _plain(operator)
+        name=name,
+        run_id=run_id,
+        taken_at=now,
+        renewed_at=now,
+        expires_at=now,
+        renewed_since_boot=since_boot,
+        expires_since_boot=since_boot,
+        boot_id=clock.boot_id,
+        controller=_plain(controller),
+        operator=_plain(operator),
     )
 
 
@@ -205,6 +216,9 @@ def parse(text: str) -> Lease:
         values[field] = float(_typed(data, field, (int, float)))
         if not math.isfinite(values[field]):
             raise ValueError(f"has {field} {values[field]}")
+    values["ttl_s"] = float(_typed({"ttl_s": SLACK_S, **data}, "ttl_s", (int, float)))
+    if not 0 < values["ttl_s"] <= LONGEST_S:
+        raise ValueError(f"has ttl_s {values['ttl_s']}")
     for field in ("boot_id", "controller", "operator", "module"):
         values[field] = _plain(_typed(data, field, (str, type(None))))
     for field in ("pid", "start_ticks"):
@@ -375,6 +389,7 @@ def take(
             if found is None or state is None or found.run_id == run_id or not state.held:
                 ours = found is not None and found.run_id == run_id
                 base = found if found is not None and ours else fresh_lease(name, run_id, clock, controller, operator)
+                base = replace(base, ttl_s=ttl_s)
                 if state is not None and ours and state.running:
                     # A module of ours still works (its connection broke): the lease must go on naming it.
                     lease = _longer(base, clock, ttl_s)
@@ -486,9 +501,9 @@ def keep(
     """Work under the lease: the body of a module that changes something on the host.
 
     With ``run_id`` the lease must be this run's. It is renewed for ``deadline_s`` and a minute more in this process's
-    name, and on the way out for a minute in nobody's. Without one the module goes on only if nobody else holds the
-    server. ``acts`` False: a module that only looks; without a run it asks for nothing. In check mode nothing is
-    demanded and nothing written.
+    name, and on the way out for the lease's own length (a minute at least) in nobody's. Without one the module goes on
+    only if nobody else holds the server. ``acts`` False: a module that only looks; without a run it asks for nothing.
+    In check mode nothing is demanded and nothing written.
 
     Raises:
         CleanSlateError: another run holds the server, this run's lease is lost, or the file can't be understood.
@@ -533,7 +548,7 @@ def _begin(state_dir: str, name: str, run_id: str, module: str, deadline_s: floa
 
 
 def _end(kept: Kept) -> None:
-    """Between two modules the run has a minute. A lease that is not ours by now is left as it is; what can't be written
+    """Between two modules the run has its time. A lease that is not ours by now is left as it is; what can't be written
     is no reason to fail a module that has done its work."""
     folder = server_dir(kept.state_dir, kept.name)
     with contextlib.suppress(OSError, CleanSlateError), _locked(folder, kept.name):
@@ -545,4 +560,4 @@ def _end(kept: Kept) -> None:
                 with opened_folder(folder) as dir_fd:
                     os.unlink(LEASE, dir_fd=dir_fd)
                 return
-            _write(folder, renewed(found, clock, SLACK_S, None, None))
+            _write(folder, renewed(found, clock, max(SLACK_S, found.ttl_s), None, None))

@@ -24,6 +24,7 @@ def launch_of(found: Process, record: Record, boot_id: t.Optional[str]) -> Recor
         record.port,
         found.exe,
         own_session=found.sid == found.pid,
+        config=record.config,
     )
 
 
@@ -38,4 +39,5 @@ def launch_by(record: Record) -> RecordedLaunch:
         record.port,
         os.path.realpath(record.python) if record.python else None,
         own_session=record.sid is not None and record.sid == record.pid,
+        config=record.config,
     )

@@ -16,7 +16,9 @@ description:
     moment of the signal, which goes through a pidfd and so can't reach another process that got the same pid.
   - After the last process is gone, it waits for the GPUs' memory as long as the pinned host memory makes plausible
     (the kernel unpins it at about 0.25 seconds per GB), and says so.
-  - No HTTP request is sent, since a probe of a hung server spoils its later exit.
+  - No HTTP request is sent, since a probe of a hung server spoils its later exit. The one exception is C(/v1/loads) of
+    SGLang 0.5.13 and newer, which is answered from shared memory, and only where O(drain) is asked for.
+  - Where the server has a lease (M(cleanslate.sglang.server_lease)) of another run, nothing is done.
   - It does not certify its own work. Run M(cleanslate.sglang.clean_state) afterwards.
 author:
   - Clean Slate contributors (@cleanslate)
@@ -46,8 +48,9 @@ options:
     default: server
   rungs:
     description:
-      - The rungs that may be climbed, in their order. V(drain) has no hooks yet and is passed over. V(holders) is only
-        climbed with O(scope=gpu).
+      - The rungs that may be climbed, in their order. V(holders) is only climbed with O(scope=gpu).
+      - V(drain) waits until no request is in flight. It is climbed where O(drained_clients) or O(drain.in_flight) says
+        so; otherwise, and for a server that hangs, it is only counted what is cut off.
       - V(container_stop) stops and starts O(container) where all that was not enough. It needs
         O(confirm_container_stop), and refuses a container that is locked or looked after by the HA manager, and
         whoever else in it was not acknowledged.
@@ -69,6 +72,11 @@ options:
       - Seconds for each rung. O(deadlines.kill) grows by 0.25 seconds for each GB of pinned host memory.
     type: dict
     suboptions:
+      drain:
+        description: For the requests in flight to end, before anybody is asked to go.
+        type: float
+        default: 60
+        version_added: 0.2.0
       stop:
         description: For the owner (unit or container) to stop the server.
         type: float
@@ -148,6 +156,34 @@ options:
       - Where shared memory lives, for the leftovers of the dead server.
     type: path
     default: /dev/shm
+  drained_clients:
+    description:
+      - Say that whoever sends to the server is held already (M(cleanslate.sglang.client_hold)), so that it is worth
+        waiting for the requests in flight.
+    type: bool
+    default: false
+    version_added: 0.2.0
+  drain:
+    description:
+      - How to tell the requests in flight. Giving it asks for the rung V(drain).
+    type: dict
+    suboptions:
+      in_flight:
+        description:
+          - V(loads) asks the server (C(/v1/loads)), where its version is known and 0.5.13 or newer, and counts what
+            runs and waits. V(connections) counts the connections on its port, an upper bound. V(auto) takes the first
+            that is possible. V(none) waits for nothing.
+        type: str
+        choices: [auto, connections, loads, none]
+        default: auto
+    version_added: 0.2.0
+  run_id:
+    description:
+      - What names this run, where it took the server's lease with M(cleanslate.sglang.server_lease). The lease must be
+        this run's, and is looked at before each step. Not used with O(container), whose lease lies inside.
+      - If not specified, the eviction is refused while any other run holds the server.
+    type: str
+    version_added: 0.2.0
 notes:
   - Run it as root, or as the user that owns the processes.
 seealso:
@@ -244,6 +280,14 @@ pinned:
   type: dict
   sample: {pinned_mib: 38172, expected_s: 20.0, waited_s: 9.6, freed: true, note: "memory free after 9.6 s; 40.0 GB of
     host memory was pinned"}
+drain:
+  description:
+    - The requests in flight, V(null) where no server was found or the rung V(drain) was left out.
+    - C(cut_off) is how many there were when the server was asked to go; it lets them finish where it can.
+      V(null) where that is not known.
+  returned: always
+  type: dict
+  sample: {asked: true, waited_s: 3.1, in_flight_before: 4, in_flight_after: 0, cut_off: 0, source: loads, note: ""}
 container:
   description: The container as its node saw it at the end, see M(cleanslate.sglang.gpu_info).
   returned: always, V(null) without O(container)
@@ -295,6 +339,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.drain import HOW, DrainWish
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.lastrungs import OPT_IN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
     CONTAINER,
@@ -307,6 +352,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import Cl
 from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order, evict
 
 DEADLINES: dict[str, t.Any] = {
+    "drain": {"type": "float", "default": 60},
     "stop": {"type": "float", "default": 45},
     "term": {"type": "float", "default": 45},
     "term_hung": {"type": "float", "default": 10},
@@ -333,6 +379,9 @@ ARGUMENTS: dict[str, t.Any] = {
     "max_used_mib": {"type": "int", "default": 64},
     "baselines": {"type": "dict", "default": {}},
     "shm_dir": {"type": "path", "default": "/dev/shm"},
+    "drained_clients": {"type": "bool", "default": False},
+    "drain": {"type": "dict", "options": {"in_flight": {"type": "str", "choices": HOW, "default": "auto"}}},
+    "run_id": {"type": "str"},
 }
 
 
@@ -358,6 +407,8 @@ def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
         confirm_container_stop=params["confirm_container_stop"],
         confirm_gpu_reset=tuple(params["confirm_gpu_reset"]),
         acknowledge=tuple(params["acknowledge"]),
+        run_id=params["run_id"],
+        drain=DrainWish(params["drained_clients"], (params["drain"] or {}).get("in_flight")),
     )
 
 

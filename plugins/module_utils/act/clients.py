@@ -47,7 +47,7 @@ def freeze(unit: str, deadline_s: float) -> t.Optional[str]:
 
 
 def terminate(process: Process, objection: Objection) -> tuple[str, str]:
-    """SIGTERM, through a pidfd, to a process that is still the one that was seen: (sent, gone, changed, refused; why)."""
+    """SIGTERM by pidfd to a process that is still the one that was seen: (sent, gone, changed or refused; why)."""
     held = grip(process)
     if held is None:
         return "gone", ""

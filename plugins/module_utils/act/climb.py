@@ -26,6 +26,7 @@ from ..decide.protected import protected_why
 from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, nearest_leaders, select
 from ..model import Gpu, GpuReading, Process, Reason
 from ..observe import nvml
+from ..observe.inflight import Counter
 from ..observe.look import LookOptions, holds_now, look, look_with, still_listed
 from ..observe.procfs import read_identity, read_process, read_wchan
 from ..observe.systemd import has_systemd, read_unit
@@ -34,6 +35,7 @@ from ..sglang.cmdline import is_leader
 from ..snapshot import Guest, Snapshot, Unit
 from ..spawn import call_bounded
 from .cgroup_kill import kill_cgroup
+from .drain import Drained, DrainWish, count_once, drain
 from .lastrungs import (
     LastRung,
     OptIn,
@@ -72,6 +74,7 @@ class Deadlines:
     and ``pct start``, ``gpu_reset`` for the reset of one GPU.
     """
 
+    drain: float = 60.0
     stop: float = 45.0
     term: float = 45.0
     term_hung: float = 10.0
@@ -125,6 +128,7 @@ class Report:
     respawns: list[t.Mapping[str, t.Any]] = field(default_factory=list)
     ended: list[t.Mapping[str, t.Any]] = field(default_factory=list)
     pinned: t.Optional[PinnedWait] = None
+    drained: t.Optional[Drained] = None
     spared: tuple[Spared, ...] = ()
     resets: dict[str, float] = field(default_factory=dict)
     leader_died_at: t.Optional[float] = None
@@ -133,13 +137,20 @@ class Report:
 
 @dataclass
 class Climber:
-    """One eviction. ``rungs`` are the allowed ones, in their order."""
+    """One eviction. ``rungs`` are the allowed ones, in their order.
+
+    ``fence`` says, before each step that changes something, why this run must not act any more; None: it may.
+    ``config``: the launch's configuration file, for the key that counting requests may need.
+    """
 
     options: LookOptions
     request: Request
     rungs: t.Sequence[str]
     deadlines: Deadlines
     optin: OptIn = field(default_factory=OptIn)
+    drain: DrainWish = field(default_factory=DrainWish)
+    config: t.Optional[str] = None
+    fence: t.Callable[[], t.Optional[str]] = lambda: None
     hung: bool = False
     max_used_mib: int = 64
     baselines: t.Mapping[str, int] = field(default_factory=dict)
@@ -193,6 +204,11 @@ class Climber:
                 continue
             if not selection.everybody and not (rung == "stop" and self._waiting_unit()):
                 continue
+            if rung == "drain" and not self.drain.waits:
+                self._count_in_flight(snapshot, selection, "nothing was waited for")
+                continue
+            if self._fenced_off():
+                break
             go_on = action(snapshot, selection)
             snapshot, selection = self.look()
             if not go_on:
@@ -215,6 +231,8 @@ class Climber:
         self._report_blind(snapshot)
         rows: list[tuple[str, tuple[str, ...]]] = []
         waiting = self._waiting_unit()
+        if "drain" in self.rungs and self.drain.waits and selection.leaders:
+            rows.append(("drain", self._planned_drain(selection)))
         owners = tuple(f"{one.kind} {one.name} (leader {one.leader_pid})" for one in selection.owners)
         words = {
             "stop": owners or ((f"systemd {waiting.name}",) if waiting else ()),
@@ -232,7 +250,65 @@ class Climber:
     # --- rungs --------------------------------------------------------------------------------------------------------
 
     def _actions(self) -> dict[str, t.Callable[[Snapshot, Selection], bool]]:
-        return {"stop": self._stop, "term": self._term, "kill": self._kill, "holders": self._end_holders}
+        return {
+            "drain": self._drain,
+            "stop": self._stop,
+            "term": self._term,
+            "kill": self._kill,
+            "holders": self._end_holders,
+        }
+
+    def _fenced_off(self) -> bool:
+        """Whether somebody else works on this server by now: then nobody is signalled any more."""
+        why = self.fence()
+        if why is not None and not any(reason.code == "lease_lost" for reason in self.report.reasons):
+            self._reason("lease_lost", why, self.request.name or "the lease")
+        return why is not None
+
+    def _drain(self, snapshot: Snapshot, selection: Selection) -> bool:
+        """Wait until no request is in flight. A server that hangs finishes none, so it is not waited for."""
+        if not selection.leaders:
+            return True
+        hung = self._hangs(selection)
+        if hung:
+            self._count_in_flight(snapshot, selection, f"{hung}, so nothing was waited for")
+            return True
+        started = time.monotonic()
+        grips = _grip_all(selection.leaders)
+        try:
+            counters = self._counters(snapshot, selection, self.drain.how)
+            done = drain(self.drain, counters, self.deadlines.drain, lambda: not wait_ended(grips, time.monotonic()))
+        finally:
+            _close_all(grips)
+        self.report.drained = done
+        self.report.rungs.append(Rung("drain", (), (), (), round(time.monotonic() - started, 3), _drain_note(done)))
+        return True
+
+    def _hangs(self, selection: Selection) -> str:
+        """How it is known that the server hangs; empty where it is not."""
+        if self.hung:
+            return "known to hang"
+        stopped = any(one.process.state in ("T", "t") for one in selection.everybody)
+        return "a process of the server is stopped (state T)" if stopped else ""
+
+    def _count_in_flight(self, snapshot: Snapshot, selection: Selection, why: str) -> None:
+        """What will be cut off, as far as connections tell; the server itself is not asked."""
+        if selection.leaders:
+            self.report.drained = count_once(self.drain, self._counters(snapshot, selection, "connections"), why)
+
+    def _counters(self, snapshot: Snapshot, selection: Selection, how: str) -> list[Counter]:
+        chosen = {one.process.key for one in selection.leaders}
+        family = [one.process.pid for one in selection.leaders + selection.members]
+        wanted = self.request.port or (self.request.record.port if self.request.record else None)
+        found = [(one, one.port or wanted) for one in snapshot.leaders if one.process.key in chosen]
+        proc = self.options.proc
+        return [Counter(one, port, family, how, self.config, proc) for one, port in found if port is not None]
+
+    def _planned_drain(self, selection: Selection) -> tuple[str, ...]:
+        hung = self._hangs(selection)
+        if hung:
+            return (f"not waited for: {hung}",)
+        return (f"at most {self.deadlines.drain:g} s until no request is in flight ({self.drain.how})",)
 
     def _stop(self, snapshot: Snapshot, selection: Selection) -> bool:
         waiting = self._waiting_unit()
@@ -262,7 +338,7 @@ class Climber:
         if not leaders:
             return True
         started = time.monotonic()
-        hung = self.hung or any(one.process.state in ("T", "t") for one in selection.everybody)
+        hung = self._hangs(selection)
         limit = self.deadlines.term_hung if hung else self.deadlines.term
         grips = _grip_all(leaders)
         rest = _grip_all(selection.members)
@@ -274,8 +350,7 @@ class Climber:
             ended |= wait_ended(rest, follow) if reached and len(ended) == len(reached) else set()
         finally:
             _close_all(grips + rest)
-        note = "" if not hung else "known to hang" if self.hung else "a process of the server is stopped (state T)"
-        note += ", so the short deadline holds" if hung else ""
+        note = f"{hung}, so the short deadline holds" if hung else ""
         self._finish("term", [_sent_row(one) for one in sent], grips + rest, ended, started, note)
         return self._permitted(sent)
 
@@ -286,6 +361,8 @@ class Climber:
             targets = selection.leaders + selection.members
             if not targets:
                 return True
+            if self._fenced_off():
+                return False
             if not self._kill_once(targets, max(end, time.monotonic() + 1)):
                 return False
             if attempt:
@@ -366,6 +443,8 @@ class Climber:
     def _last_rungs(self, snapshot: Snapshot, selection: Selection) -> Snapshot:
         """Where all that was not enough: restart the container, reset the GPUs; only with the operator's word."""
         guest = snapshot.guest
+        if self._fenced_off():
+            return snapshot
         if "container_stop" in self.rungs and guest is not None and self._in_the_way(snapshot, selection, guest):
             limits = (self.deadlines.container_stop + self._unpin_s(), self.deadlines.container_start)
             done = stop_container(
@@ -775,6 +854,13 @@ def pinned_to(options: LookOptions, snapshot: Snapshot) -> LookOptions:
         return options
     names = tuple(gpu.uuid or gpu.bus_id or str(gpu.index) for gpu in snapshot.gpus)
     return dataclasses.replace(options, pinned=names)
+
+
+def _drain_note(done: Drained) -> str:
+    """The drain in words, for the table of rungs."""
+    before = "an unknown number" if done.in_flight_before is None else str(done.in_flight_before)
+    cut = "" if not done.cut_off else f", {done.cut_off} cut off"
+    return f"{before} in flight before ({done.source}){cut}" + (f"; {done.note}" if done.note else "")
 
 
 def _has_ended(process: Process, after: Snapshot) -> bool:

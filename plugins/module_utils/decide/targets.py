@@ -43,6 +43,7 @@ class RecordedLaunch:
     port: t.Optional[int]
     program: t.Optional[str] = None  # the interpreter's file, as /proc/PID/exe names it
     own_session: bool = False  # the launch gave the leader a session of its own
+    config: t.Optional[str] = None  # the launch's configuration file, where it lies on this machine
 
 
 @dataclass(frozen=True)

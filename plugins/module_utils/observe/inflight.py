@@ -1,0 +1,148 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How many requests a server works on: its own word (/v1/loads), or the connections on its port as an upper bound.
+
+/v1/loads is the one question that may be put to a server before an eviction: since SGLang 0.5.13 it is answered from
+shared memory, also while the schedulers hang, and no scheduler learns of it. Before that it is not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import typing as t
+
+from ..errors import CleanSlateError
+from ..sglang import http
+from ..sglang.configfile import read_config
+from ..sglang.files import open_regular
+from ..sglang.flags import canonical
+from ..sglang.install import version_tuple
+from ..snapshot import Leader
+from ..spawn import fetch_bounded
+from .bounded import fetch_launched
+from .ports import parse_table, read_ports
+
+LOADS_SINCE = (0, 5, 13)
+LOADS_DEADLINE_S = 2.0
+READ_DEADLINE_S = 5.0
+_CONFIG_LIMIT = 1 << 20
+_COUNTS = ("num_running_reqs", "num_waiting_reqs")
+
+
+def count_connections(port: int, network_of: t.Optional[int] = None, proc: str = "/proc") -> t.Optional[int]:
+    """Established connections to a local port; None where the table can't be read. ``network_of``: the pid in whose
+    network namespace the port is; None: in ours."""
+    where = f"{proc}/net" if network_of is None else f"{proc}/{network_of}/net"
+    total = 0
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(os.path.join(where, name), "rb") as stream:
+                rows = parse_table(stream.read(), frozenset([port]))
+        except FileNotFoundError:
+            if name == "tcp":
+                return None
+            continue
+        except OSError:
+            return None
+        if rows is None:
+            return None
+        total += sum(row.state == "ESTABLISHED" for row in rows)
+    return total
+
+
+def count_loads(endpoint: http.Endpoint, deadline_s: float = LOADS_DEADLINE_S) -> t.Union[int, str]:
+    """Requests that run or wait, over all ranks, by /v1/loads; a text says why that is not known."""
+    answer = http.request(endpoint, "GET", "/v1/loads", deadline_s)
+    if not answer.ok:
+        return answer.error or f"/v1/loads says HTTP {answer.status}"
+    data = answer.json()
+    rows = data.get("loads") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not rows:
+        return "/v1/loads names no rank"
+    total = 0
+    for row in rows:
+        counts = [row.get(name) for name in _COUNTS] if isinstance(row, dict) else [None]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            return "/v1/loads does not count the requests"
+        total += sum(t.cast("list[int]", counts))
+    return total
+
+
+def loads_endpoint(
+    leader: Leader, port: int, family: t.Collection[int], config: t.Optional[str]
+) -> t.Union[http.Endpoint, str]:
+    """Where this leader may be asked for its loads; a text says why it may not.
+
+    ``family``: the pids of its tree, one of which must listen on the port, since the key is sent there. ``config``: the
+    launch's configuration file, which may hold the key.
+    """
+    if leader.same_network is not True:
+        return "its port is in another network namespace"
+    launched, problem = fetch_launched(leader.process, deadline_s=READ_DEADLINE_S)
+    if problem is not None:
+        return problem
+    version = launched.install.version if launched.install is not None else None
+    known = version_tuple(version)
+    if known is None or known < LOADS_SINCE:
+        return f"its version is {version or 'not known'}, and /v1/loads can be asked without harm since 0.5.13"
+    uses = read_ports(ports=[port])
+    listening = {pid for use in uses or () if use.state == "LISTEN" for pid in use.pids}
+    if not listening or not listening <= set(family):
+        return f"it is not the one that listens on port {port}"
+    flags = dict(launched.flags.flags) if launched.flags is not None else {}
+    host = flags.get("host")
+    key = None if config is None else read_api_key(config)
+    return http.Endpoint(
+        str(host) if isinstance(host, str) else "127.0.0.1", port, key, tls="ssl-certfile" in flags
+    )
+
+
+def read_api_key(config: str) -> t.Optional[str]:
+    """The key in a launch's configuration file; None where there is none, or it can't be read in time."""
+
+    def read() -> t.Optional[str]:
+        with os.fdopen(open_regular(config), "rb") as stream:
+            flags = read_config(stream.read(_CONFIG_LIMIT).decode("utf-8", "replace")) or {}
+        keys = [str(value) for name, value in flags.items() if canonical(name) == "api-key" and value is not None]
+        return keys[0] if keys else None
+
+    called = fetch_bounded(read, READ_DEADLINE_S)
+    return t.cast("t.Optional[str]", called.value) if called.ok else None
+
+
+class Counter:
+    """Counts one leader's requests, always by the same source: the loads where they are told, else connections."""
+
+    def __init__(
+        self, leader: Leader, port: int, family: t.Collection[int], wanted: str, config: t.Optional[str], proc: str
+    ) -> None:
+        self.port = port
+        self.proc = proc
+        self.pid: t.Optional[int] = leader.process.pid if leader.same_network is not True else None
+        self.endpoint: t.Optional[http.Endpoint] = None
+        self.note = "" if wanted == "connections" else self._choose_loads(leader, family, config)
+
+    def _choose_loads(self, leader: Leader, family: t.Collection[int], config: t.Optional[str]) -> str:
+        try:
+            found = loads_endpoint(leader, self.port, family, config)
+        except CleanSlateError as error:
+            return str(error)
+        if isinstance(found, str):
+            return found
+        first = count_loads(found)
+        if isinstance(first, str):
+            return first
+        self.endpoint = found
+        return ""
+
+    @property
+    def source(self) -> str:
+        return "connections" if self.endpoint is None else "loads"
+
+    def count(self) -> t.Optional[int]:
+        """How many requests are in flight now; None: not known."""
+        if self.endpoint is None:
+            return count_connections(self.port, self.pid, self.proc)
+        seen = count_loads(self.endpoint)
+        return seen if isinstance(seen, int) else None
