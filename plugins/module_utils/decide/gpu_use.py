@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..model import Gpu
 from ..snapshot import GpuHolders
+from .topology import Flags, plan_topology
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,56 @@ class GpuUse:
     note: t.Optional[str] = None
 
 
+def planned_gpus(flags: t.Mapping[str, t.Any], chosen: t.Sequence[str]) -> tuple[str, ...]:
+    """Those of the GPUs that the server sees which its ranks on this host take, in their order (base-gpu-id,
+    gpu-id-step)."""
+    wanted = Flags(flags)
+    topology, _findings = plan_topology(flags, None)
+    base, step = wanted.whole("base-gpu-id", 0) or 0, wanted.whole("gpu-id-step", 1) or 1
+    if topology.ranks_here is None or base < 0 or step < 1:
+        return tuple(chosen)
+    return tuple(chosen[base::step][: topology.ranks_here])
+
+
 def gpu_use(
-    planned: t.Optional[t.Sequence[str]],
+    planned: t.Sequence[str],
     gpus: t.Sequence[Gpu],
     holders: t.Mapping[int, GpuHolders],
     tree: t.Collection[int],
-    complete: bool,
+    unreadable: t.Collection[int] = (),
 ) -> tuple[GpuUse, ...]:
-    """``planned``: UUIDs or indices; None: all. ``tree``: the server's pids. ``complete``: every process could be
-    looked into."""
-    raise NotImplementedError
+    """``planned``: UUIDs or indices. ``tree``: the server's living pids. ``unreadable``: pids whose open files and
+    mappings could not be read."""
+    return tuple(_use(name, gpus, holders, tree, unreadable) for name in planned)
+
+
+def _use(
+    name: str,
+    gpus: t.Sequence[Gpu],
+    holders: t.Mapping[int, GpuHolders],
+    tree: t.Collection[int],
+    unreadable: t.Collection[int],
+) -> GpuUse:
+    gpu = next((gpu for gpu in gpus if name in _names(gpu)), None)
+    found = None if gpu is None else holders.get(gpu.index)
+    if gpu is None or found is None:
+        return GpuUse(name, None if gpu is None else gpu.index, None, note="the driver does not show it")
+    ours = tuple(holder.pid for holder in found.holders if holder.pid in tree)
+    others = [
+        f"pid {holder.pid} ({holder.process.title if holder.process else '?'})"
+        for holder in (*found.holders, *found.suspects)
+        if holder.pid not in tree and holder.protected is None
+    ]
+    if ours:
+        return GpuUse(name, gpu.index, True, ours, tuple(others))
+    hidden = [pid for pid in tree if pid in unreadable]
+    note = None
+    if hidden:
+        note = f"pid {hidden[0]} of the server can't be looked into (run it as root)"
+    elif any(holder.pid in tree for holder in found.suspects):
+        note = "whether a process of the server holds it can't be told by the evidence"
+    return GpuUse(name, gpu.index, None if note else False, (), tuple(others), note)
+
+
+def _names(gpu: Gpu) -> set[str]:
+    return {str(gpu.index), *filter(None, (gpu.uuid, gpu.bus_id)), *filter(None, (one.uuid for one in gpu.mig))}

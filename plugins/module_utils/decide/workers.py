@@ -9,6 +9,7 @@ finds what HTTP hides: behind a data parallel controller a dead scheduler is nev
 
 from __future__ import annotations
 
+import re
 import typing as t
 from dataclasses import dataclass, field
 
@@ -19,6 +20,11 @@ from .topology import Flags, plan_topology
 Ranks = tuple[tuple[str, int], ...]
 _SHOWN = 8
 _STOPPED = "T"
+_DIMENSIONS = ("DP", "PP", "TP")  # what a title says beyond these follows from them
+# With these SGLang runs no schedulers of its own here, or lets Ray run them.
+_OTHER_TREES = ("encoder-only", "use-ray")
+_DP = re.compile(r"DP(\d+)")
+_ROLES = ("leader", "scheduler", "detokenizer", "detokenizer_router", "data_parallel_controller", "tokenizer_worker")
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class Workers:
 
     ``schedulers``: living ones by their titles. ``starting``: spawned and not yet named. ``missing``: the ranks whose
     scheduler is not there, as titles say them ("DP1 TP0"; "the only one" has no rank). ``problem`` None: all is well.
-    ``hung``: the problem is one of stopped processes, none is dead.
+    ``hung``: the problem is one of stopped processes, none is dead. ``unknown``: why nothing can be said. ``note``:
+    what is odd and no failure.
     """
 
     expected: t.Optional[int]
@@ -60,6 +67,8 @@ class Workers:
     stopped: tuple[Worker, ...] = ()
     problem: t.Optional[str] = None
     hung: bool = False
+    unknown: t.Optional[str] = None
+    note: t.Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ def expected_workers(
 ) -> Expected:
     """What a server with these flags runs on this host. ``schedulers``: a number that somebody knows better."""
     topology, _findings = plan_topology(flags, None, version=version)
+    if any(Flags(flags).has(name) for name in _OTHER_TREES):
+        return Expected(schedulers, None, False, False)
     rank = topology.node_rank
     wanted = Flags(flags)
     ranks = None if wanted.bad else _ranks_here(topology.tp, topology.pp, topology.dp, topology.nnodes, rank, wanted)
@@ -135,4 +146,103 @@ def _worker(member: Member) -> Worker:
 
 def judge_workers(workers: t.Optional[t.Sequence[Worker]], expected: Expected) -> Workers:
     """Dead and stopped ones are named first, then who is missing. ``workers`` None: nobody could look."""
-    raise NotImplementedError
+    if workers is None:
+        return Workers(expected.schedulers, 0, unknown="the server's processes can't be read")
+    living = [worker for worker in workers if not worker.zombie]
+    schedulers = [worker for worker in living if worker.role == "scheduler"]
+    dead = tuple(worker for worker in workers if worker.zombie and worker.role in _ROLES)
+    stopped = tuple(worker for worker in living if worker.stopped and worker.role in _ROLES)
+    missing = _missing(schedulers, expected)
+    problem = _problem(dead, stopped, living, schedulers, missing, expected)
+    return Workers(
+        expected=expected.schedulers,
+        schedulers=len(schedulers),
+        starting=sum(worker.role == "starting" for worker in living),
+        missing=missing,
+        dead=dead,
+        stopped=stopped,
+        problem=problem,
+        hung=problem is not None and bool(stopped) and not dead,
+        note=_note(schedulers, expected),
+    )
+
+
+def lost_ranks(workers: Workers, ranks: int) -> frozenset[int]:
+    """The data parallel ranks that can't answer, since one of their processes is dead, stopped or missing: a request to
+    them would only hang, and leave work behind. All of them, where it can't be told which."""
+    everyone = frozenset(range(ranks))
+    if workers.problem is None:
+        return frozenset()
+    found: set[int] = set()
+    for label in workers.missing or ():
+        match = _DP.match(label)
+        if match is None:
+            return everyone
+        found.add(int(match.group(1)))
+    for worker in (*workers.dead, *workers.stopped):
+        if worker.role != "scheduler" or (ranks > 1 and "DP" not in worker.ranks and not worker.zombie):
+            return everyone
+        if not worker.zombie:  # a zombie has no title any more; its rank is among the missing ones
+            found.add(worker.ranks.get("DP", 0))
+    return frozenset(found) if found else everyone
+
+
+def _missing(schedulers: t.Sequence[Worker], expected: Expected) -> t.Optional[tuple[str, ...]]:
+    if expected.ranks is None:
+        return None
+    present: list[Ranks] = [
+        tuple((name, worker.ranks[name]) for name in _DIMENSIONS if name in worker.ranks) for worker in schedulers
+    ]
+    absent = []
+    for ranks in expected.ranks:
+        if ranks in present:
+            present.remove(ranks)
+        else:
+            absent.append(" ".join(f"{name}{number}" for name, number in ranks) or "the only one")
+    return tuple(absent)
+
+
+def _problem(
+    dead: t.Sequence[Worker],
+    stopped: t.Sequence[Worker],
+    living: t.Sequence[Worker],
+    schedulers: t.Sequence[Worker],
+    missing: t.Optional[t.Sequence[str]],
+    expected: Expected,
+) -> t.Optional[str]:
+    problems = []
+    if dead:
+        problems.append(f"{_named(dead)} {_is(dead)} dead (a zombie)")
+    if stopped:
+        problems.append(f"{_named(stopped)} {_is(stopped)} stopped by a signal (state T)")
+    wanted = expected.schedulers
+    if len(schedulers) < (1 if wanted is None else wanted):
+        words = f"{len(schedulers)} of {1 if wanted is None else wanted} schedulers run"
+        if missing and missing != ("the only one",):
+            rest = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            words += f": {', '.join(missing[:_SHOWN])}{rest} {'is' if len(missing) == 1 else 'are'} missing"
+        problems.append(words)
+    elif missing:
+        problems.append(f"no scheduler runs for {', '.join(missing[:_SHOWN])}")
+    for role, needed in (("detokenizer", expected.first_node), ("data_parallel_controller", expected.controller)):
+        there = any(worker.role in (role, f"{role}_router") for worker in (*living, *dead))
+        if needed and not there:
+            problems.append(f"the {role.replace('_', ' ')} is gone")
+    return "; ".join(problems) or None
+
+
+def _note(schedulers: t.Sequence[Worker], expected: Expected) -> t.Optional[str]:
+    if expected.schedulers is None:
+        return f"how many schedulers there should be is not known; {len(schedulers)} run"
+    if len(schedulers) > expected.schedulers:
+        return f"{len(schedulers)} schedulers run, {expected.schedulers} are expected by the flags"
+    return None
+
+
+def _named(workers: t.Sequence[Worker]) -> str:
+    rest = f" and {len(workers) - _SHOWN} more" if len(workers) > _SHOWN else ""
+    return ", ".join(worker.label for worker in workers[:_SHOWN]) + rest
+
+
+def _is(workers: t.Sequence[Worker]) -> str:
+    return "is" if len(workers) == 1 else "are"

@@ -176,15 +176,26 @@ def probe(
     seen = health(endpoint, health_deadline_s)
     if not seen.ok:
         return Probe(seen)
+    info, problem = info_of(server_info(endpoint, info_deadline_s))
+    return Probe(seen, info, problem)
+
+
+def server_info(endpoint: Endpoint, deadline_s: float = INFO_DEADLINE_S) -> Response:
+    """What the server resolved, by the name that its version knows. Only after a 200 of /health in the same run. The
+    answer holds the keys in clear."""
+    start = time.monotonic()
     answer = Response(None, b"", 0.0, "not asked")
     for path in _INFO_PATHS:
-        answer = request(endpoint, "GET", path, info_deadline_s)
+        answer = request(endpoint, "GET", path, max(deadline_s - (time.monotonic() - start), 0.1))
         if answer.status != 404:
             break
+    return answer
+
+
+def info_of(answer: Response) -> tuple[t.Optional[dict[str, t.Any]], t.Optional[str]]:
+    """(what /server_info told, why it told nothing)."""
     if not answer.ok:
         words = {401: "the API key is missing or wrong"}.get(answer.status or 0, f"HTTP {answer.status}")
-        return Probe(seen, info_error=answer.error or words)
+        return None, answer.error or words
     data = answer.json()
-    if not isinstance(data, dict):
-        return Probe(seen, info_error="the answer is no JSON object")
-    return Probe(seen, info=data)
+    return (data, None) if isinstance(data, dict) else (None, "the answer is no JSON object")
