@@ -310,202 +310,243 @@ seconds:
   sample: 42.0
 """
 
+import contextlib
+import datetime
 import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils import lease
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.workers import expected_workers
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
-from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Process, to_json
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import (
-    fetch_install,
-    fetch_process,
-    fetch_processes,
+from ansible_collections.cleanslate.sglang.plugins.module_utils.hosteyes import (
+    HostEyes,
+    flags_of,
+    installed_version,
+    launch_secrets,
+    model_of,
+    ranks_of,
 )
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.launchlog import read_launch_log
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import read_gpus
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.ports import read_ports
-from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import (
-    ancestors,
-    list_pids,
-    read_boot_id,
-    read_identity,
-)
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import http, proof
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.flags import canonical
+from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.http import Endpoint
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.logs import tail_lines
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.ready import (
-    Leader,
-    PortOwner,
-    Readiness,
-    Wants,
-    wait_ready,
-)
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import (
-    Record,
-    find_recorded,
-    recorded_process,
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.phases import utc_seconds
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.proof import Client
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.proving import Proof, ProofWants
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.ready import Readiness, Wants, wait_ready
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, find_recorded
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record_files import (
+    mark_good,
+    write_document,
+    write_summary,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import Redactor
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.soak import SoakWants
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.watch import (
+    Limits,
+    Watch,
+    from_data,
+    thresholds,
+    to_data,
+)
 
 Params = t.Mapping[str, t.Any]
-TITLE_DEADLINE_S = 5.0
 _NO = ("", "false", "no", "none", "off", "0")
+_SECONDS = ("deadline_s", "token_deadline_s", "nvml_deadline_s", "stopped_after_s", "soak_deadline_s")
+_LEASE_SLACK_S = 300.0  # the proof, the soak and the evidence come on top of a slice
 
 
-class HostEyes:
-    """Looks at this host, for one launch."""
-
-    def __init__(self, record: Record, params: Params, redactor: Redactor) -> None:
-        self.record = record
-        self.redactor = redactor
-        self.port = int(params["port"] or record.port or 30000)
-        self.ranks = params["dp_size"] or _ranks(record)
-        self.nvml_deadline_s = params["nvml_deadline_s"]
-        flags = {canonical(name): value for name, value in record.flags.items()}
-        self.model = str(params["model"] or flags.get("served-model-name") or flags.get("model-path") or "default")
-        self.endpoint = http.Endpoint(
-            params["host"] or record.host or "127.0.0.1", self.port, params["api_key"], tls="ssl-certfile" in flags
-        )
-        python_path = record.environment.get("PYTHONPATH", "")
-        install = fetch_install(record.python, python_path)[0] if record.python else None
-        self.version = install.version if install is not None else None
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def leader(self) -> t.Optional[Leader]:
-        # Identities never wait for a process; only a leader under another pid is looked for by the command lines.
-        boot_id = read_boot_id()
-        process = recorded_process(self.record, _identities(), boot_id)
-        if process is None:
-            process = recorded_process(self.record, fetch_processes(), boot_id)
-        return None if process is None else Leader(process.pid, process.start_ticks)
-
-    def port_owners(self) -> t.Optional[t.Sequence[PortOwner]]:
-        uses = read_ports(ports=[self.port])
-        if uses is None:
-            return None
-        listening = [use for use in uses if use.state == "LISTEN"]
-        leader = self.leader() if listening else None
-        processes = _identities()
-        owners: list[PortOwner] = []
-        for use in listening:
-            owners += [self._owner(pid, use.address, leader, processes) for pid in use.pids or (None,)]
-        return owners
-
-    def _owner(
-        self, pid: t.Optional[int], address: str, leader: t.Optional[Leader], processes: t.Mapping[int, Process]
-    ) -> PortOwner:
-        process = None if pid is None else _title_of(pid)
-        title = None if process is None else self.redactor.text(" ".join(self.redactor.argv(process.argv)))
-        ours = leader is not None and pid is not None and leader.pid in (pid, *ancestors(pid, processes))
-        return PortOwner(pid, title, ours, address)
-
-    def log(self) -> t.Optional[str]:
-        return read_launch_log(self.record)
-
-    def health(self, deadline_s: float) -> http.Response:
-        return http.health(self.endpoint, deadline_s)
-
-    def generate(self, rank: int, deadline_s: float) -> http.Response:
-        return proof.generate(self.endpoint, rank, self.ranks, self.version, deadline_s)
-
-    def chat(self, deadline_s: float) -> http.Response:
-        return proof.chat(self.endpoint, self.model, deadline_s)
-
-    def free_gpu_mib(self) -> t.Optional[int]:
-        reading = read_gpus(self.nvml_deadline_s)
-        if reading.gpus is None:
-            return None
-        wanted = self.record.gpus
-        gpus = [gpu for gpu in reading.gpus if wanted is None or gpu.uuid in wanted or str(gpu.index) in wanted]
-        free = [None if gpu.memory is None else gpu.memory.free_mib for gpu in gpus]
-        if not free or (wanted is not None and len(free) != len(wanted)):
-            return None
-        known = [size for size in free if size is not None]
-        return min(known) if len(known) == len(free) else None
-
-
-def _identities() -> dict[int, Process]:
-    found = (read_identity(pid) for pid in list_pids())
-    return {process.pid: process for process in found if process is not None}
-
-
-def _title_of(pid: int) -> t.Optional[Process]:
-    """The process with its command line; None where that is locked: it is for people only."""
-    try:
-        return fetch_process(pid, deadline_s=TITLE_DEADLINE_S)
-    except CleanSlateError:
-        return None
-
-
-def _ranks(record: Record) -> int:
-    value = {canonical(name): value for name, value in record.flags.items()}.get("dp-size", 1)
-    return int(value) if str(value).isdigit() and int(value) > 0 else 1
-
-
-def _wants_reasoning(given: t.Optional[str], record: Record) -> bool:
+def _wanted(given: t.Optional[str], flags: t.Mapping[str, t.Any], name: str) -> bool:
+    """Whether a parser is demanded: by the task, else by the flags that the server was launched with."""
     if given is not None:
         return given.strip().lower() not in _NO
-    return bool({canonical(name): value for name, value in record.flags.items()}.get("reasoning-parser"))
+    return bool(flags.get(name))
+
+
+def _node_rank(flags: t.Mapping[str, t.Any]) -> int:
+    value = str(flags.get("node-rank", 0))
+    return int(value) if value.isdigit() else 0
+
+
+def wants_of(params: Params, record: Record, version: t.Optional[str]) -> Wants:
+    """What is demanded, by the task and by the record."""
+    flags = flags_of(record)
+    proof = ProofWants(
+        ranks=params["dp_size"] or ranks_of(record),
+        reasoning=_wanted(params["reasoning_parser"], flags, "reasoning-parser"),
+        tools=_wanted(params["tool_call_parser"], flags, "tool-call-parser"),
+        headroom_mib=params["min_gpu_headroom_mib"],
+        uses_gpu=record.device != "cpu",
+        expected=expected_workers(record.flags, version, params["expected_schedulers"]),
+        flags=record.flags,
+        soak=SoakWants(
+            requests=params["soak_requests"],
+            concurrency=params["soak_concurrency"],
+            tokens=params["soak_tokens"],
+            deadline_s=params["soak_deadline_s"],
+            request_deadline_s=min(params["token_deadline_s"], params["soak_deadline_s"]),
+        ),
+        token_deadline_s=params["token_deadline_s"],
+    )
+    return Wants(
+        deadline_s=params["deadline_s"],
+        proof=proof,
+        limits=Limits(thresholds(params["hung_after"]), params["stopped_after_s"]),
+        launch_id=record.launch_id,
+        boot_id=read_boot_id(),
+        slice_s=params["slice_s"],
+        started_at=utc_seconds(record.started_at) or utc_seconds(record.launch_id),
+        utc_offset_s=time.localtime().tm_gmtoff,
+        node=_node_rank(flags) > 0,
+        model=model_of(record),
+    )
+
+
+def eyes_of(params: Params, record: Record, redactor: Redactor, api_key: t.Optional[str]) -> HostEyes:
+    """The eyes on this host, with the key that the launch was given."""
+    flags = flags_of(record)
+    endpoint = Endpoint(
+        params["host"] or record.host or "127.0.0.1",
+        int(params["port"] or record.port or 30000),
+        api_key,
+        tls="ssl-certfile" in flags,
+    )
+    client = Client(
+        endpoint,
+        str(params["model"] or flags.get("served-model-name") or flags.get("model-path") or "default"),
+        ranks=params["dp_size"] or ranks_of(record),
+        version=installed_version(record),
+        nonce=record.launch_id,
+    )
+    return HostEyes(
+        record, client, lambda argv: redactor.text(" ".join(redactor.argv(argv))), params["nvml_deadline_s"]
+    )
 
 
 def result_of(readiness: Readiness, record: Record, port: int, redactor: Redactor, log_lines: int) -> dict[str, t.Any]:
+    """What the module returns: everything that was found, also after a failure, without secrets."""
     tail = None if readiness.log is None else [redactor.text(line) for line in tail_lines(readiness.log, log_lines)]
+    proof = readiness.proof or Proof()
+    asked = readiness.proof is not None
     return {
         "ready": readiness.verdict == "ready",
         "verdict": readiness.verdict,
+        "finished": readiness.finished,
         "error": None if readiness.error is None else redactor.text(readiness.error),
         "phase": readiness.phase,
-        "phases": to_json(readiness.phases),
+        "phases": redactor.data(to_json(readiness.phases)),
+        "progress_line": redactor.text(readiness.progress_line),
         "launch_id": record.launch_id,
         "pid": None if readiness.leader is None else readiness.leader.pid,
         "start_ticks": None if readiness.leader is None else readiness.leader.start_ticks,
         "port": port,
         "port_owner": to_json(readiness.port_owner),
-        "tokens": redactor.data(to_json(readiness.tokens)),
-        "reasoning": redactor.data(to_json(readiness.reasoning)),
-        "headroom_mib": readiness.headroom_mib,
+        "tokens": redactor.data(to_json(proof.tokens)),
+        "reasoning": redactor.data(to_json(proof.reasoning)),
+        "tools": redactor.data(to_json(proof.tools)),
+        "headroom_mib": proof.headroom_mib,
         "max_total_num_tokens": readiness.total_tokens,
+        "workers": redactor.data(to_json(proof.workers)),
+        "gpus_used": redactor.data(to_json(proof.gpus_used)),
+        "flags_differ": redactor.data(to_json(proof.flags)),
+        "soak": redactor.data(to_json(proof.soak)),
+        "proof": redactor.data(_proof_row(proof)) if asked else None,
+        "evidence": _shown(readiness, redactor),
         "log_tail": tail,
         "seconds": readiness.seconds,
-        "evidence": None,
-        "proof": None,
-        "soak": None,
-        "workers": None,
-        "gpus_used": None,
-        "flags_differ": None,
-        "tools": None,
-        "progress_line": None,
-        "finished": True,
-        "watch": None,
+        "watch": None if readiness.watch is None else to_data(readiness.watch),
     }
 
 
-def judge(params: Params) -> dict[str, t.Any]:
+def _proof_row(proof: Proof) -> dict[str, t.Any]:
+    """The proof in short: its parts stand in the result beside it."""
+    return {
+        "problems": list(proof.problems),
+        "warnings": list(proof.warnings),
+        "hung": proof.hung,
+        "seconds": round(proof.seconds, 1),
+    }
+
+
+def _shown(readiness: Readiness, redactor: Redactor) -> t.Optional[dict[str, t.Any]]:
+    """The evidence without secrets: a stack or a title may hold one."""
+    if readiness.evidence is None:
+        return None
+    shown: dict[str, t.Any] = redactor.data(to_json(readiness.evidence))
+    return shown
+
+
+def keep_record(result: t.Mapping[str, t.Any], record: Record, state_dir: str, redactor: Redactor) -> None:
+    """Write the outcome into the launch's folder; the launch becomes the last good one where it is ready."""
+    where = (state_dir, record.name, record.launch_id)
+    now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
+    started = utc_seconds(record.started_at) or utc_seconds(record.launch_id)
+    phases = {"phase": result["phase"], "phases": result["phases"], "at": now.isoformat()}
+    proof = {
+        name: result[name]
+        for name in (
+            "verdict",
+            "error",
+            "phase",
+            "tokens",
+            "reasoning",
+            "tools",
+            "headroom_mib",
+            "max_total_num_tokens",
+            "workers",
+            "gpus_used",
+            "flags_differ",
+            "soak",
+            "proof",
+            "evidence",
+            "log_tail",
+        )
+    }
+    seconds = result["seconds"] if started is None else round(now.timestamp() - started, 1)
+    write_document(*where, "phases", phases, redactor)
+    write_document(*where, "proof", {**proof, "seconds": seconds, "at": now.isoformat()}, redactor)
+    if result["ready"]:
+        mark_good(*where)
+    write_summary(*where)
+
+
+def judge(params: Params, check_mode: bool = False) -> dict[str, t.Any]:
     """Wait and say what came of it. Raises CleanSlateError when there is nothing to wait for."""
-    check_seconds(params, "deadline_s", "token_deadline_s", "nvml_deadline_s")
+    check_seconds(params, *_SECONDS, *(["slice_s"] if params["slice_s"] is not None else []))
+    for name in ("soak_requests", "soak_concurrency", "soak_tokens"):
+        least = 0 if name == "soak_requests" else 1
+        if params[name] < least:
+            raise CleanSlateError(f"{name} is {params[name]}; it must be {least} or more")
     record = find_recorded(params["state_dir"], params["name"])
     if record is None:
         raise CleanSlateError(
             f"no launch of {params['name']!r} is recorded in {params['state_dir']}: start it with server_launch first"
         )
-    redactor = Redactor([params["api_key"]])
-    eyes = HostEyes(record, params, redactor)
-    wants = Wants(
-        deadline_s=params["deadline_s"],
-        ranks=eyes.ranks,
-        reasoning=_wants_reasoning(params["reasoning_parser"], record),
-        headroom_mib=params["min_gpu_headroom_mib"],
-        uses_gpu=record.device != "cpu",
-        token_deadline_s=params["token_deadline_s"],
+    secrets = launch_secrets(record)
+    redactor = Redactor([params["api_key"], *secrets.values()])
+    eyes = eyes_of(params, record, redactor, params["api_key"] or secrets.get("api-key"))
+    wants = wants_of(params, record, eyes.client.version)
+    readiness = wait_ready(eyes, wants, _watch_of(params, wants, eyes.now()))
+    result = result_of(readiness, record, eyes.client.endpoint.port, redactor, params["log_lines"])
+    if params["record"] and readiness.finished and not check_mode:
+        keep_record(result, record, params["state_dir"], redactor)
+    return result
+
+
+def _watch_of(params: Params, wants: Wants, now: float) -> t.Optional[Watch]:
+    given = params["watch"]
+    return from_data(given, wants.launch_id, wants.boot_id, now) if given else None
+
+
+def lease_of(params: Params, check_mode: bool) -> contextlib.AbstractContextManager[t.Any]:
+    """The run's lease, renewed for this call. Without a run this module only looks, and asks for nothing."""
+    length = (params["slice_s"] or params["deadline_s"]) + _LEASE_SLACK_S
+    return lease.keep(
+        params["state_dir"], params["name"], params["run_id"], "server_ready", length, check_mode, acts=False
     )
-    return result_of(wait_ready(eyes, wants), record, eyes.port, redactor, params["log_lines"])
 
 
 def main() -> t.NoReturn:
@@ -540,10 +581,11 @@ def main() -> t.NoReturn:
         supports_check_mode=True,
     )
     try:
-        result = judge(module.params)
+        with lease_of(module.params, module.check_mode):
+            result = judge(module.params, module.check_mode)
     except CleanSlateError as error:
-        module.fail_json(msg=str(error))
-    if not result["ready"]:
+        module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
+    if not result["ready"] and result["finished"]:
         module.fail_json(msg=f"{module.params['name']} is not ready: {result['error']}", **result)
     module.exit_json(changed=False, **result)
 

@@ -1,27 +1,34 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waits until a server is proved to serve, or surely won't. All looking is done through `Eyes`, time too.
+"""Waits until a server is proved to serve, surely won't, or is hung. All looking is done through `Eyes`, time too.
 
-Ready means: the process that we started lives, owns the port, answers /health with 200, generates tokens on every
-data parallel rank,
-keeps reasoning apart where asked for, and leaves the demanded GPU memory free. A 200 of a stale server is the classic
-lie, so whose
-the port is comes first. What can't become ready fails at once: the process is gone, or somebody else has the port, or
-a rank hangs.
+Ready means: the process that we started lives, owns the port, answers /health with 200, and passes the whole proof
+(proving.py). A 200 of a stale server is the classic lie, so whose the port is comes first, and last once more. What
+can't become ready fails at once; what makes no progress is hung, with evidence; what still makes some when the time is
+over is starting. A wait may come in slices: what one has seen, the next one gets as a `Watch`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import typing as t
 from dataclasses import dataclass, field
 
+from .causes import Kills, bind_error, is_fatal, last_error, silent_end
+from .evidence import Closeup, Evidence, telling, words_of
 from .http import Response
-from .logs import Phase, headroom_mib, last_error, progress, total_tokens
-from .proof import Reasoning, Tokens, judge_reasoning, judge_tokens
+from .logs import tail_lines, total_tokens
+from .phases import PHASES, Clock, Phase, Progress, line_of, progress
+from .proving import Proof, ProofEyes, ProofWants, prove, prove_node
+from .watch import Activity, Limits, Sight, Trouble, Watch, advance, judge, rate_words, read_rate
 
 POLL_S = 1.0
 UNSEEN_PORT_POLLS = 3
+HEALTH_DEADLINE_S = 25.0
+GPU_LOOK_S = 10.0
+ANSWERED_FOR_S = 15.0
+EVIDENCE_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -44,22 +51,28 @@ class PortOwner:
 
 @dataclass(frozen=True)
 class Wants:
-    """What is demanded. ``ranks``: data parallel size. ``headroom_mib`` 0, or no GPU: not judged."""
+    """What is demanded. ``slice_s``: how long this call may take; None: to the end. ``started_at``: the launch's, UTC
+    seconds. ``node``: a node of rank 1 and above, where HTTP tells nothing. ``model``: for people, in errors."""
 
     deadline_s: float
-    ranks: int = 1
-    reasoning: bool = False
-    headroom_mib: int = 0
-    uses_gpu: bool = True
-    token_deadline_s: float = 60.0
+    proof: ProofWants = field(default_factory=ProofWants)
+    limits: Limits = field(default_factory=Limits)
+    launch_id: str = ""
+    boot_id: t.Optional[str] = None
+    slice_s: t.Optional[float] = None
+    started_at: t.Optional[float] = None
+    utc_offset_s: int = 0
+    node: bool = False
+    model: t.Optional[str] = None
 
 
-class Eyes(t.Protocol):
+class Eyes(ProofEyes, t.Protocol):
     """How the world is looked at. Each call is bounded by itself."""
 
-    def now(self) -> float: ...
-
     def sleep(self, seconds: float) -> None: ...
+
+    def wall(self) -> float:
+        """UTC seconds, for the log's times only."""
 
     def leader(self) -> t.Optional[Leader]:
         """The launch's process, if it lives."""
@@ -67,98 +80,180 @@ class Eyes(t.Protocol):
     def port_owners(self) -> t.Optional[t.Sequence[PortOwner]]:
         """Who listens on the port; None if that can't be read."""
 
-    def log(self) -> t.Optional[str]:
-        """The launch's log so far."""
-
     def health(self, deadline_s: float) -> Response: ...
 
-    def generate(self, rank: int, deadline_s: float) -> Response: ...
+    def activity(self, leader: int) -> Activity:
+        """The leader's tree."""
 
-    def chat(self, deadline_s: float) -> Response: ...
+    def gpus_in_use(self) -> t.Optional[t.Mapping[str, int]]:
+        """Used MiB of each of the server's GPUs; None if there is none, or it can't be read."""
 
-    def free_gpu_mib(self) -> t.Optional[int]:
-        """Free memory of the server's fullest GPU; None if it can't be read."""
+    def oom_places(self, leader: int) -> tuple[str, ...]:
+        """Where the OOM kills of the leader's control group are counted."""
+
+    def oom_counts(self, places: t.Sequence[str]) -> t.Mapping[str, t.Optional[int]]:
+        """``cgroup`` and ``host``: how often the OOM killer has struck."""
+
+    def closeup(self, leader: t.Optional[int], kills: Kills) -> Closeup:
+        """One close look, for evidence."""
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """The end of the wait. ``verdict``: ready, failed or timeout. ``error``: one sentence, None when ready."""
+    """The end of the wait, or of this slice. ``verdict``: ready, failed, hung or starting. ``error``: one sentence,
+    None when ready. ``finished`` False: the slice is over and the deadline is not; go on with ``watch``."""
 
     verdict: str
+    finished: bool
     phase: str
     phases: tuple[Phase, ...]
+    progress_line: str
     leader: t.Optional[Leader]
     port_owner: t.Optional[PortOwner]
-    tokens: tuple[Tokens, ...]
-    reasoning: t.Optional[Reasoning]
-    headroom_mib: t.Optional[int]
+    proof: t.Optional[Proof]
+    evidence: t.Optional[Evidence]
     total_tokens: t.Optional[int]
     error: t.Optional[str]
     log: t.Optional[str]
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why it won't become ready. ``cause_in_log``: the log's own error belongs behind the words."""
-
-    words: str
-    cause_in_log: bool = True
+    watch: t.Optional[Watch]
 
 
 @dataclass
 class _Found:
-    """What was seen so far."""
+    """What this call has seen so far."""
 
+    watch: Watch
     leader: t.Optional[Leader] = None
     owner: t.Optional[PortOwner] = None
     health: t.Optional[Response] = None
-    tokens: list[Tokens] = field(default_factory=list)
-    reasoning: t.Optional[Reasoning] = None
-    headroom_mib: t.Optional[int] = None
+    proof: t.Optional[Proof] = None
+    log: t.Optional[str] = None
+    seen: Progress = field(default_factory=lambda: progress(""))
+    gone: bool = False
     unseen: int = 0
 
 
-def wait_ready(eyes: Eyes, wants: Wants) -> Readiness:
-    """Look until it is ready, surely won't be, or the time is over."""
+def begin(eyes: Eyes, wants: Wants) -> Watch:
+    """A watch that begins now."""
+    leader = eyes.leader()
+    places = () if leader is None else eyes.oom_places(leader.pid)
+    now = eyes.now()
+    return Watch(
+        wants.launch_id,
+        wants.boot_id,
+        began=now,
+        progressed_at=now,
+        pid=None if leader is None else leader.pid,
+        start_ticks=None if leader is None else leader.start_ticks,
+        oom=dict(eyes.oom_counts(places)),
+        cgroups=places,
+    )
+
+
+def wait_ready(eyes: Eyes, wants: Wants, watch: t.Optional[Watch] = None) -> Readiness:
+    """Look until it is ready, surely won't be, is hung, or the time is over: the slice's or all of it."""
     start = eyes.now()
-    end = start + wants.deadline_s
-    found = _Found()
+    found = _Found(watch if watch is not None else begin(eyes, wants))
+    end = found.watch.began + wants.deadline_s
+    slice_end = None if wants.slice_s is None else start + wants.slice_s
     while True:
-        failure = _look(eyes, found)
-        if failure is not None:
-            return _ended(eyes, found, "failed", failure, start)
-        if found.owner is not None and found.owner.ours:
-            found.health = eyes.health(max(min(25.0, end - eyes.now()), 1.0))
-            if found.health.ok:
-                failure = _prove(eyes, wants, found)
-                return _ended(eyes, found, "ready" if failure is None else "failed", failure, start)
-        if eyes.now() + POLL_S > end:
-            return _ended(eyes, found, "timeout", _Failure(_why_not_yet(eyes, found, wants)), start)
+        trouble = _look(eyes, wants, found)
+        if trouble is None and _may_ask(found):
+            verdict = _ask(eyes, wants, found, end)
+            if verdict is not None:
+                return _finished(eyes, wants, found, verdict)
+        elif trouble is not None:
+            return _finished(eyes, wants, found, trouble)
+        now = eyes.now()
+        if now + POLL_S > end:
+            return _finished(eyes, wants, found, Trouble("starting", _why_not_yet(found, wants, now)))
+        if slice_end is not None and (now + POLL_S > slice_end or found.watch.answered_at is not None):
+            return _unfinished(eyes, wants, found)
         eyes.sleep(POLL_S)
 
 
-def _look(eyes: Eyes, found: _Found) -> t.Optional[_Failure]:
-    """Identity and port; a failure if it surely won't become ready."""
-    leader = eyes.leader()
+def _may_ask(found: _Found) -> bool:
+    """Only our own listener is asked, and none whose ranks are stopped or dead: each question would hang there."""
+    return found.owner is not None and found.owner.ours and not _disabled(found.watch)
+
+
+def _disabled(watch: Watch) -> bool:
+    return any(odd.kind in ("stopped", "dead") for odd in watch.odd.values())
+
+
+def _ask(eyes: Eyes, wants: Wants, found: _Found, end: float) -> t.Optional[Trouble]:
+    """/health, and after its 200 the proof. None: not yet; a ``ready`` trouble is none.
+
+    In a slice the 200 ends the slice, so that people see that the proof begins; the next one need not ask again.
+    """
+    now = eyes.now()
+    if wants.node:
+        return _judge_proof(eyes, wants, found)
+    answered = found.watch.answered_at
+    if answered is None or not 0 <= now - answered <= ANSWERED_FOR_S:
+        found.health = eyes.health(max(min(HEALTH_DEADLINE_S, end - now), 1.0))
+        found.watch = dataclasses.replace(found.watch, answered_at=eyes.now() if found.health.ok else None)
+        if not found.health.ok or wants.slice_s is not None:
+            return None
+    found.watch = dataclasses.replace(found.watch, answered_at=None)
+    return _judge_proof(eyes, wants, found)
+
+
+def _judge_proof(eyes: Eyes, wants: Wants, found: _Found) -> Trouble:
+    """The proof, and whether it is still our process that has the port."""
+    found.proof = (prove_node if wants.node else prove)(eyes, wants.proof)
+    trouble = _look(eyes, wants, found)
+    if trouble is not None:
+        return trouble
+    if found.owner is None or not found.owner.ours:
+        return Trouble("failed", "the server does not listen any more")
+    if found.proof.problem is not None:
+        return Trouble("hung" if found.proof.hung else "failed", found.proof.problem)
+    return Trouble("ready", "")
+
+
+def _look(eyes: Eyes, wants: Wants, found: _Found) -> t.Optional[Trouble]:
+    """Identity, port, log and processes; a trouble if it surely won't become ready, or is hung."""
+    trouble = _identify(eyes, found)
+    if found.gone:
+        return trouble
+    found.log = eyes.log()
+    found.seen = progress(found.log or "", _clock(eyes, wants))
+    listening = found.owner is not None and found.owner.ours
+    sight = _sight(eyes, found, listening)
+    found.watch = advance(found.watch, sight)
+    if trouble is not None:
+        return trouble
+    taken = None if listening else bind_error(found.log or "")
+    if taken is not None:
+        return Trouble("failed", taken)
+    return judge(found.watch, sight, wants.limits)
+
+
+def _identify(eyes: Eyes, found: _Found) -> t.Optional[Trouble]:
+    """Whether our process lives and nobody else has its port."""
+    leader, before = eyes.leader(), found.watch.pid
     if leader is None:
-        return _Failure(
-            "the server that was launched is gone"
-            if found.leader is None
-            else f"the server (pid {found.leader.pid}) has ended"
-        )
-    if found.leader is not None and leader != found.leader:
-        return _Failure(f"the server (pid {found.leader.pid}) has ended and was started anew (pid {leader.pid})")
+        found.gone = True
+        words = "the server that was launched is gone" if before is None else f"the server (pid {before}) has ended"
+        return Trouble("failed", words)
     found.leader = leader
+    if before is None:
+        found.watch = dataclasses.replace(found.watch, pid=leader.pid, start_ticks=leader.start_ticks)
+    elif (leader.pid, leader.start_ticks) != (before, found.watch.start_ticks):
+        return Trouble("failed", f"the server (pid {before}) has ended and was started anew (pid {leader.pid})")
     owners = eyes.port_owners()
     if owners is None:
+        found.owner = None
         found.unseen += 1
-        return _Failure("whose the port is can't be read", False) if found.unseen >= UNSEEN_PORT_POLLS else None
+        return Trouble("failed", "whose the port is can't be read") if found.unseen >= UNSEEN_PORT_POLLS else None
+    found.unseen = 0
     strangers = [owner for owner in owners if not owner.ours]
     found.owner = next((owner for owner in owners if owner.ours), None) or (strangers[0] if strangers else None)
     if strangers:
-        return _Failure(_stranger(strangers[0]), False)
-    found.unseen = 0
+        found.owner = strangers[0]
+        return Trouble("failed", _stranger(strangers[0]))
     return None
 
 
@@ -170,77 +265,142 @@ def _stranger(owner: PortOwner) -> str:
     )
 
 
-def _prove(eyes: Eyes, wants: Wants, found: _Found) -> t.Optional[_Failure]:
-    """After a /health of 200: tokens, reasoning, headroom, and the identity once more."""
-    for rank in range(wants.ranks):
-        tokens = judge_tokens(rank, wants.ranks, eyes.generate(rank, wants.token_deadline_s))
-        found.tokens.append(tokens)
-        if tokens.problem is not None:
-            who = f"data parallel rank {rank}" if wants.ranks > 1 else "the server"
-            return _Failure(f"/health says 200, but {who} does not generate: {tokens.problem}")
-    if wants.reasoning:
-        found.reasoning = judge_reasoning(eyes.chat(wants.token_deadline_s))
-        if found.reasoning.verdict != "separated":
-            return _Failure(f"a reasoning parser was asked for: {found.reasoning.message}", False)
-    if wants.uses_gpu:
-        shortage = _judge_headroom(eyes, wants, found)
-        if shortage is not None:
-            return _Failure(shortage, False)
-    return _look(eyes, found)
-
-
-def _judge_headroom(eyes: Eyes, wants: Wants, found: _Found) -> t.Optional[str]:
-    """The lower of what the driver says now and what the log said after graph capture."""
-    by_log = headroom_mib(eyes.log() or "")
-    by_driver = eyes.free_gpu_mib()
-    figures = [figure for figure in (by_log, by_driver) if figure is not None]
-    found.headroom_mib = min(figures) if figures else None
-    if wants.headroom_mib <= 0:
-        return None
-    if found.headroom_mib is None:
-        return "how much GPU memory is left is known neither by the driver nor by the log"
-    if found.headroom_mib < wants.headroom_mib:
-        who = "the log" if found.headroom_mib == by_log else "the driver"
-        return (
-            f"only {found.headroom_mib} MiB of GPU memory are left by {who}, {wants.headroom_mib} MiB are demanded: "
-            "the first large prefill may fail; lower mem_fraction_static"
-        )
-    return None
-
-
-def _why_not_yet(eyes: Eyes, found: _Found, wants: Wants) -> str:
-    within = f"within {wants.deadline_s:g} s"
-    if found.owner is None:
-        seen_so_far = progress(eyes.log() or "")
-        percent = "" if seen_so_far.weights_percent is None else f", {seen_so_far.weights_percent} %"
-        return f"the server did not listen {within} (phase {seen_so_far.phase}{percent})"
-    health = found.health
-    seen = "was not asked" if health is None else health.error or f"says {health.status}"
-    return f"the server did not become ready {within}: /health {seen}"
-
-
-def _ended(eyes: Eyes, found: _Found, verdict: str, failure: t.Optional[_Failure], start: float) -> Readiness:
-    log = eyes.log()
-    seen = progress(log or "")
-    return Readiness(
-        verdict=verdict,
-        phase="ready" if verdict == "ready" else seen.phase,
-        phases=seen.phases,
-        leader=found.leader,
-        port_owner=found.owner,
-        tokens=tuple(found.tokens),
-        reasoning=found.reasoning,
-        headroom_mib=found.headroom_mib,
-        total_tokens=total_tokens(log or ""),
-        error=None if failure is None else _sentence(failure, log),
-        log=log,
-        seconds=round(eyes.now() - start, 1),
+def _sight(eyes: Eyes, found: _Found, listening: bool) -> Sight:
+    now = eyes.now()
+    gpus = None
+    if now >= found.watch.gpus_next_at:
+        gpus = eyes.gpus_in_use()
+        # A driver that is slow to answer is not asked all the time.
+        pause = max(GPU_LOOK_S, 10 * (eyes.now() - now))
+        found.watch = dataclasses.replace(found.watch, gpus_next_at=now + pause)
+    assert found.leader is not None
+    return Sight(
+        now=now,
+        phase=_phase_of(found.seen, listening),
+        percent=found.seen.current.percent,
+        steps=found.seen.steps,
+        kinds=found.seen.kinds,
+        log_known=found.log is not None,
+        fatal=is_fatal(found.log or ""),
+        listening=listening,
+        activity=eyes.activity(found.leader.pid),
+        gpus=gpus,
     )
 
 
-def _sentence(failure: _Failure, log: t.Optional[str]) -> str:
-    if not failure.cause_in_log:
-        return failure.words
-    if log is None:
-        return f"{failure.words}; its log can't be read"
-    return f"{failure.words}: {last_error(log) or 'its log names no error'}"
+def _phase_of(seen: Progress, listening: bool) -> str:
+    """By the log, and by the port where the log is behind or can't be read."""
+    if listening and PHASES.index(seen.phase) < PHASES.index("warm_up"):
+        return "warm_up"
+    return seen.phase
+
+
+def _clock(eyes: Eyes, wants: Wants, ended: bool = False) -> Clock:
+    return Clock(wants.started_at, None if ended else eyes.wall(), wants.utc_offset_s)
+
+
+def _why_not_yet(found: _Found, wants: Wants, now: float) -> str:
+    watch = found.watch
+    last = f"the last progress was {watch.progressed_by}, {now - watch.progressed_at:.0f} s ago"
+    within = f"within {wants.deadline_s:g} s"
+    if found.owner is None:
+        return f"the server did not listen {within} and is still starting ({_line(found)}); {last}"
+    health = found.health
+    seen = "was not asked" if health is None else health.error or f"says {health.status}"
+    return f"the server did not become ready {within}: /health {seen} ({_line(found)}); {last}"
+
+
+def _line(found: _Found) -> str:
+    return line_of(found.seen.phases, rate_words(read_rate(found.watch)) if found.seen.phase == "weights" else None)
+
+
+def _unfinished(eyes: Eyes, wants: Wants, found: _Found) -> Readiness:
+    """The slice is over."""
+    line = f"{_line(found)}; it answers, the proof begins" if found.watch.answered_at is not None else _line(found)
+    result = _readiness(eyes, found, "starting", None, None)
+    return dataclasses.replace(result, finished=False, progress_line=line, watch=found.watch)
+
+
+def _finished(eyes: Eyes, wants: Wants, found: _Found, trouble: Trouble) -> Readiness:
+    if found.gone:
+        # What it wrote last is known only now.
+        found.log = eyes.log()
+        found.seen = progress(found.log or "", _clock(eyes, wants, ended=True))
+    if trouble.verdict == "ready":
+        return _readiness(eyes, found, "ready", None, None)
+    kills = _kills(eyes, found.watch)
+    error = last_error(found.log or "", kills, wants.model)
+    closeup = eyes.closeup(None if found.leader is None or found.gone else found.leader.pid, kills)
+    evidence = Evidence(
+        log_error=error,
+        last_lines=tuple(tail_lines(found.log or "", EVIDENCE_LINES)),
+        processes=closeup.processes,
+        gpus=closeup.gpus,
+        gpus_problem=closeup.gpus_problem,
+        memory=closeup.memory,
+        port=_port_words(found.owner),
+    )
+    return _readiness(eyes, found, trouble.verdict, _sentence(found, trouble, evidence, kills), evidence)
+
+
+def _kills(eyes: Eyes, watch: Watch) -> Kills:
+    """How often the OOM killer struck since the watch began. A launch that was dead by then tells nothing."""
+    if watch.pid is None:
+        return Kills()
+    counts = eyes.oom_counts(watch.cgroups)
+
+    def since(name: str) -> t.Optional[int]:
+        before, now = watch.oom.get(name), counts.get(name)
+        return None if before is None or now is None else max(now - before, 0)
+
+    return Kills(since("cgroup"), since("host"))
+
+
+def _port_words(owner: t.Optional[PortOwner]) -> str:
+    if owner is None:
+        return "nobody listens"
+    who = "somebody who can't be seen" if owner.pid is None else f"pid {owner.pid}"
+    return f"{who} listens{' (ours)' if owner.ours else ''} on {owner.address or 'it'}"
+
+
+def _sentence(found: _Found, trouble: Trouble, evidence: Evidence, kills: Kills) -> str:
+    """The verdict's words, with what tells most: the log's own error, or the process that is at fault."""
+    if found.gone:
+        if found.log is None:
+            return f"{trouble.words}; its log can't be read"
+        return f"{trouble.words}: {evidence.log_error or silent_end(found.log, kills)}"
+    if found.owner is not None and not found.owner.ours:
+        return trouble.words
+    if trouble.verdict == "hung":
+        process = telling(evidence.processes, trouble.pid)
+        words = trouble.words if process is None else f"{trouble.words}: {words_of(process)}"
+        cause = f"; its log says: {evidence.log_error}" if evidence.log_error else ""
+        return f"{words}{cause}; see evidence"
+    if trouble.verdict == "failed" and found.proof is None and evidence.log_error and trouble.words not in (
+        evidence.log_error,
+        bind_error(found.log or ""),
+    ):
+        return f"{trouble.words}: {evidence.log_error}"
+    return trouble.words
+
+
+def _readiness(
+    eyes: Eyes, found: _Found, verdict: str, error: t.Optional[str], evidence: t.Optional[Evidence]
+) -> Readiness:
+    listening = found.owner is not None and found.owner.ours
+    return Readiness(
+        verdict=verdict,
+        finished=True,
+        phase="ready" if verdict == "ready" else _phase_of(found.seen, listening),
+        phases=found.seen.phases,
+        progress_line=_line(found),
+        leader=found.leader,
+        port_owner=found.owner,
+        proof=found.proof,
+        evidence=evidence,
+        total_tokens=total_tokens(found.log or ""),
+        error=error,
+        log=found.log,
+        seconds=round(eyes.now() - found.watch.began, 1),
+        watch=None,
+    )
