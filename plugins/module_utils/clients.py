@@ -147,6 +147,8 @@ def _head(client: Client) -> Row:
         "unit": client.unit,
         "pid_file": client.pid_file,
         "program": client.program,
+        "host": client.host,
+        "after": client.after,
     }
 
 
@@ -297,13 +299,16 @@ def release(raw: t.Sequence[t.Mapping[str, t.Any]], deadline_s: float, check_mod
     report = Report()
     entries = [_parse_held(entry) for entry in raw]
     for entry in entries:
+        if entry.head["after"] == "leave":
+            report.add(entry.head, "left", "it is left as it is, as declared (after: leave)")
+            continue
         if check_mode:
             report.plan.append(f"let client {entry.head['name']} go ({_undo_words(entry)})")
             report.add(entry.head, "planned")
             continue
         _release_one(entry, started + deadline_s, report)
-    report.changed = report.changed or (check_mode and bool(entries))
-    return report.data("planned" if check_mode and entries else "released" if entries else "nothing_to_do", started)
+    report.changed = report.changed or bool(report.plan)
+    return report.data("planned" if report.plan else "released" if entries else "nothing_to_do", started)
 
 
 @dataclass(frozen=True)
@@ -320,7 +325,7 @@ class Held:
 
 def _parse_held(entry: t.Mapping[str, t.Any]) -> Held:
     """An entry of ``held``; raises CleanSlateError for one that no call of ours returned."""
-    names = ("name", "kind", "action", "unit", "pid_file", "program")
+    names = ("name", "kind", "action", "unit", "pid_file", "program", "host", "after")
     head = {key: entry.get(key) for key in names}
     unit = head["unit"]
     pairs = entry.get("processes") or []

@@ -72,6 +72,16 @@ options:
         type: str
         choices: [stop, pause]
         default: stop
+      after:
+        description:
+          - What O(state=released) does with it. V(leave) leaves it stopped (or paused), to be started by somebody.
+        type: str
+        choices: [release, leave]
+        default: release
+      host:
+        description:
+          - Not used here, and handed back in RV(held), so that the caller knows where to let it go.
+        type: str
   held:
     description:
       - For O(state=released), the RV(held) that an earlier call returned, as it is.
@@ -129,14 +139,14 @@ clients:
   description:
     - Each client with its C(result) and C(detail).
     - C(result) is C(held), C(released), C(running), C(paused), C(absent) (it does not run), C(planned), C(not_asked)
-      (since another one can't be held), C(left) (it can't be started from here), C(stayed) (it did not do so in time),
-      C(refused) (it must not be touched) or C(unknown) (it could not be seen).
+      (since another one can't be held), C(left) (it can't be started from here, or is to be left), C(stayed) (it did
+      not do so in time), C(refused) (it must not be touched) or C(unknown) (it could not be seen).
   returned: always
   type: list
   elements: dict
   sample:
     - {name: nightly evaluation, kind: unit, action: stop, unit: evaluation.service, pid_file: null, program: null,
-       result: held, detail: ""}
+       host: null, after: release, result: held, detail: ""}
 held:
   description: What this call holds, to be handed back with O(state=released). Also there when the task failed.
   returned: always
@@ -144,7 +154,7 @@ held:
   elements: dict
   sample:
     - {name: nightly evaluation, kind: unit, action: stop, unit: evaluation.service, pid_file: null, program: null,
-       boot_id: 2d7f1c9e-0000-0000-0000-000000000001}
+       host: null, after: release, boot_id: 2d7f1c9e-0000-0000-0000-000000000001}
 problems:
   description: What went wrong, one sentence for each client.
   returned: always
@@ -178,6 +188,8 @@ CLIENT: dict[str, t.Any] = {
     "pid_file": {"type": "path"},
     "program": {"type": "str"},
     "action": {"type": "str", "choices": ["stop", "pause"], "default": "stop"},
+    "after": {"type": "str", "choices": ["release", "leave"], "default": "release"},
+    "host": {"type": "str"},
 }
 ARGUMENTS: dict[str, t.Any] = {
     "state": {"type": "str", "choices": ["held", "released", "looked"], "default": "held"},

@@ -43,13 +43,18 @@ _NEVER_UNITS = re.compile(
 
 @dataclass(frozen=True)
 class Client:
-    """What was declared: a ``unit``, or a ``pid_file`` with the ``program`` that its process must run."""
+    """What was declared: a ``unit``, or a ``pid_file`` with the ``program`` that its process must run.
+
+    ``host`` is the caller's, and only handed back. ``after``: release or leave, what is to become of it afterwards.
+    """
 
     name: str
     action: str = "stop"
     unit: t.Optional[str] = None
     pid_file: t.Optional[str] = None
     program: t.Optional[str] = None
+    host: t.Optional[str] = None
+    after: str = "release"
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,9 @@ def parse_clients(raw: t.Sequence[t.Mapping[str, t.Any]]) -> tuple[Client, ...]:
 
 
 def _parse_client(entry: t.Mapping[str, t.Any]) -> Client:
-    values = {key: entry.get(key) for key in ("unit", "pid_file", "program")}
-    client = Client(str(entry.get("name") or ""), str(entry.get("action") or "stop"), **values)
+    values = {key: entry.get(key) for key in ("unit", "pid_file", "program", "host")}
+    after = str(entry.get("after") or "release")
+    client = Client(str(entry.get("name") or ""), str(entry.get("action") or "stop"), after=after, **values)
     label = f"clients: {client.name[:64]!r}"
     if not CLIENT_NAME.fullmatch(client.name):
         raise CleanSlateError(f"{label} is no name: letters, digits, blanks, '.', '_', '-', at most 64")
