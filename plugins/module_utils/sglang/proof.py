@@ -204,6 +204,7 @@ class _Answer:
     thought: str
     content: str
     calls: tuple[t.Any, ...]
+    parsed: bool
     finish_reason: t.Optional[str]
     reasoning_tokens: int
     raw_thought: t.Any
@@ -225,6 +226,7 @@ def _chat_answer(answer: Response) -> t.Optional[_Answer]:
         thought=thought if isinstance(thought, str) else "",
         content=content if isinstance(content, str) else "",
         calls=tuple(calls) if isinstance(calls, list) else (),
+        parsed=isinstance(calls, list),
         finish_reason=reason if isinstance(reason, str) else None,
         reasoning_tokens=counted if isinstance(counted, int) and not isinstance(counted, bool) else 0,
         raw_thought=thought,
@@ -279,6 +281,9 @@ def judge_tools(answer: Response) -> Tools:
     if markup is None:
         # In a thought people and models write about markup too: only with the function's name behind it it is a call.
         where, markup = "reasoning_content", _call_in_thought(seen.thought)
+    if markup is not None and seen.parsed and seen.finish_reason == "length":
+        # SGLang gives an empty list, and no null, where a parser was at work.
+        return Tools("not_called", "the call was cut short by the limit of tokens: this proves nothing", answer.seconds)
     if markup is not None:
         shown = markup.group(0).strip()[:60]
         return Tools("missing", f"tool_calls is empty and the call stands in {where} ({shown})", answer.seconds)

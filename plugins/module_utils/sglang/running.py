@@ -15,6 +15,7 @@ from .redact import MASK, Redactor, is_secret_name
 from .rewritten import AUTO, REWRITTEN
 
 _BY_OPTIONS = ("host", "port")
+_PLAIN_ACTIONS = (None, "store", "store_true", "store_false", "toggle")
 _MISSING = object()
 
 
@@ -124,6 +125,8 @@ def _resolved(
         if flag_tools.same_value(expected, found):
             continue
         note = AUTO if flag_tools.meaning(expected) == "auto" else REWRITTEN.get(field)
+        if note is None and option is not None and option.action not in _PLAIN_ACTIONS:
+            note = f"by the option's own action ({option.action})"
         rows.append(_shown(FlagDifference(name, value, found, "resolved", note)))
     return rows, compared
 

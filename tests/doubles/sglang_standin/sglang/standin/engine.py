@@ -86,11 +86,13 @@ class Engine:
         with self._lock:
             self.running.pop(request_id, None)
 
-    def admit(self) -> None:
-        """Hang for ever once ``hang_after`` user requests have been admitted (health stays 200)."""
+    def admit(self) -> bool:
+        """Hang for ever once ``hang_after`` user requests have been admitted (health stays 200). False: this request is
+        to fail."""
         number = next(self._requests)
         if 0 <= self.settings.hang_after < number:
             threading.Event().wait()
+        return not (self.settings.fail_every and number % self.settings.fail_every == 0)
 
     def step(self, dp_rank: int, from_user: bool, deadline: float | None = None) -> bool:
         """One token. False if it did not come before ``deadline`` (time.monotonic); without one it waits for ever."""

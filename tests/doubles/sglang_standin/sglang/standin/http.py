@@ -25,6 +25,12 @@ from sglang.version import __version__, version_at_least
 
 THOUGHT = "Let me think about it."
 ANSWER = "Hello from the stand-in."
+# As Kimi K2 writes a call; the parser's work is to take it out of the text.
+CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
+    "<|tool_call_end|><|tool_calls_section_end|>"
+)
+ARGUMENTS = '{"city": "Oslo"}'
 OPEN_PATHS = ("/health", "/metrics") + (("/ready",) if version_at_least(0, 5, 20) else ())
 
 
@@ -76,8 +82,8 @@ class Api:
         request_id = uuid.uuid4().hex
         rank = self.engine.begin(request_id, dp_rank)
         try:
-            if from_user:
-                self.engine.admit()
+            if from_user and not self.engine.admit():
+                raise Failed("the stand-in fails this request")
             for _unused in range(count):
                 time.sleep(self.settings.token_s)
                 self.engine.step(rank, from_user)
@@ -112,16 +118,37 @@ class Api:
     def chat_parts(self, body: dict[str, Any]) -> Iterator[dict[str, str]]:
         """The deltas of one chat answer: reasoning apart where a parser was asked for, else inside the content."""
         count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 8)
-        thinking = "reasoning_content" if self.args.reasoning_parser else "content"
-        pieces = [
-            {thinking: THOUGHT if self.args.reasoning_parser else f"<think>{THOUGHT}</think>"},
-            {"content": ANSWER},
-        ]
+        pieces = [*self._thought(body), {"content": self._called_text(body) or ANSWER}]
+        if self._called_text(body):
+            count = len(pieces)
         for done, _rank in enumerate(self._tokens(count, body.get("routed_dp_rank"))):
             if done < len(pieces):
                 yield pieces[done]
             else:
                 yield {"content": " ..."}
+
+    def _thought(self, body: dict[str, Any]) -> list[dict[str, str]]:
+        kwargs = body.get("chat_template_kwargs") or {}
+        if not self.settings.thinks or kwargs.get("thinking") is False or kwargs.get("enable_thinking") is False:
+            return []
+        if self.args.reasoning_parser:
+            return [{"reasoning_content": THOUGHT}]
+        return [{"content": f"<think>{THOUGHT}</think>"}]
+
+    def _called_text(self, body: dict[str, Any]) -> str:
+        """The call as the model writes it; empty where it was given nothing to call, or answers in words."""
+        tools = body.get("tools") or []
+        if not tools or body.get("tool_choice") == "none" or not self.settings.calls_tools:
+            return ""
+        return CALL.format(name=tools[0]["function"]["name"], arguments=ARGUMENTS)
+
+    def tool_calls(self, body: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """What a tool parser makes of the call; None without a parser."""
+        if not self._called_text(body) or not self.args.tool_call_parser:
+            return None
+        name = body["tools"][0]["function"]["name"]
+        function = {"name": name, "arguments": ARGUMENTS}
+        return [{"id": f"functions.{name}:0", "index": 0, "type": "function", "function": function}]
 
     def server_info(self) -> dict[str, Any]:
         """/server_info: every rank has to answer, without a time limit; echoes the secrets in clear."""
@@ -219,6 +246,10 @@ class BadRequest(Exception):
     """Answered with status 400 and the text."""
 
 
+class Failed(Exception):
+    """Answered with status 500 and the text."""
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """The wire. ``api`` is set on a subclass made for each server."""
 
@@ -274,6 +305,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self._reply_json(404, {"detail": "Not Found"})
         except (BadRequest, ValueError) as error:
             self._reply_json(400, {"error": {"message": str(error)}})
+        except Failed as error:
+            self._reply_json(500, {"error": {"message": str(error)}})
 
     def _generate(self, body: dict[str, Any]) -> None:
         if body.get("stream"):
@@ -301,19 +334,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
             count += 1
             for key, text in part.items():
                 texts[key] += text
+        calls = self.api.tool_calls(body)
         message = {
             "role": "assistant",
-            "content": texts["content"],
+            "content": "" if calls else texts["content"],
             "reasoning_content": texts["reasoning_content"] or None,
-            "tool_calls": None,
+            "tool_calls": calls,
+        }
+        usage = {
+            "prompt_tokens": 4,
+            "total_tokens": 4 + count,
+            "completion_tokens": count,
+            "reasoning_tokens": 1 if texts["reasoning_content"] else 0,
         }
         self._reply_json(
             200,
             {
                 **base,
                 "object": "chat.completion",
-                "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 4, "total_tokens": 4 + count, "completion_tokens": count},
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": message,
+                        "logprobs": None,
+                        "finish_reason": "tool_calls" if calls else "stop",
+                    }
+                ],
+                "usage": usage,
             },
         )
 
@@ -363,6 +410,21 @@ def _only_rank(loads: dict[str, Any], dp_rank: str | None) -> dict[str, Any]:
     return {**loads, "loads": [load for load in loads["loads"] if str(load["dp_rank"]) == dp_rank]}
 
 
+class DummyHandler(http.server.BaseHTTPRequestHandler):
+    """What a node of rank 1 and above serves: a constant 200 for /health, and nothing else."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        known = urlsplit(self.path).path in ("/ping", "/health", "/health_generate")
+        self.send_response(200 if known else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        """Nothing, as with SGLang (log_level warning)."""
+
+
 class Server(http.server.ThreadingHTTPServer):
     """One thread per connection; a client that went away is no error worth a traceback."""
 
@@ -383,7 +445,15 @@ class Server(http.server.ThreadingHTTPServer):
 
 def listen(args: ServerArgs, api: Api) -> Server:
     """Bind the HTTP port. Where it is taken, end with uvicorn's message and status 1."""
-    handler = type("BoundHandler", (Handler,), {"api": api})
+    return _bind(args, type("BoundHandler", (Handler,), {"api": api}))
+
+
+def listen_dummy(args: ServerArgs) -> Server:
+    """Bind the port of a later node."""
+    return _bind(args, DummyHandler)
+
+
+def _bind(args: ServerArgs, handler: type[http.server.BaseHTTPRequestHandler]) -> Server:
     try:
         return Server((args.host, args.port), handler)
     except OSError as error:

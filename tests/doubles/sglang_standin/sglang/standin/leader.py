@@ -24,7 +24,7 @@ from typing import NoReturn
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.standin import failures, holding
 from sglang.standin.engine import Channel, Engine
-from sglang.standin.http import Api, listen
+from sglang.standin.http import Api, listen, listen_dummy
 from sglang.standin.log import log
 from sglang.standin.settings import Settings, read_settings
 from sglang.standin.tree import descendants, kill_tree
@@ -83,10 +83,12 @@ class Leader:
         segment = holding.make_loads_segment()
         holding.make_ipc_sockets()
         ranks = ranks_of(self.args, segment)
+        if self.args.node_rank >= 1:
+            self._run_later_node(ranks)
         children, channels, detokenizer = self._start_children(ranks)
         holding.visit_devices(self.settings.device_paths)
         info = self._wait_until_ready(children, [*channels, detokenizer])
-        size = self.args.tp_size
+        size = self.args.tp_size // self.args.nnodes
         groups = [channels[start : start + size] for start in range(0, len(channels), size)]
         engine = Engine(groups, detokenizer, self.settings)
         api = Api(self.args, self.settings, engine, info, self.install_handlers)
@@ -98,6 +100,20 @@ class Leader:
         while True:
             self.errands.get()
             self._install_handlers(api)
+
+    def _run_later_node(self, ranks: list[Rank]) -> NoReturn:
+        """Node rank 1 and above: schedulers alone, and once they are ready a dummy that says 200 whatever happens."""
+        pairs = [multiprocessing.Pipe() for _unused in ranks]
+        children = start_schedulers(self.args, [(rank, pair[1]) for rank, pair in zip(ranks, pairs)])
+        self._wait_until_ready(children, [Channel(pair[0]) for pair in pairs])
+        server = listen_dummy(self.args)
+        log(f"Dummy health check server started in background thread at {self.args.host}:{self.args.port}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for child in children:
+            child.join()
+            log(f"Scheduler or DataParallelController {child.pid} terminated with {child.exitcode}")
+        while True:
+            signal.pause()
 
     def _start_children(self, ranks: list[Rank]) -> tuple[list[Child], list[Channel], Channel]:
         """Schedulers (or the data parallel controller) first, then the detokenizer, as SGLang does."""

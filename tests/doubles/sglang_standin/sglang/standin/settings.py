@@ -30,6 +30,9 @@ class Settings:
     hang: str = ""
     crash: str = ""
     hang_after: int = -1
+    fail_every: int = 0
+    thinks: bool = True
+    calls_tools: bool = True
     dead_dp_rank: int = -1
     available_gpu_mem_gb: float = 6.5
     total_gpu_mem_gb: float = 94.97

@@ -52,11 +52,12 @@ class Rank:
 
 
 def ranks_of(args: ServerArgs, loads_segment: str) -> list[Rank]:
-    """All ranks in the order of their numbers."""
+    """All ranks of this node in the order of their numbers."""
+    here = args.tp_size // args.nnodes
     return [
         Rank(dp_rank, tp_rank, args.dp_size, args.tp_size, loads_segment)
         for dp_rank in range(args.dp_size)
-        for tp_rank in range(args.tp_size)
+        for tp_rank in range(here * args.node_rank, here * (args.node_rank + 1))
     ]
 
 
