@@ -133,9 +133,9 @@ def _resolved(
 
 def _field(name: str, value: t.Any, option: t.Optional[Option]) -> tuple[str, t.Any]:
     """(the field of /server_info, the value that it then holds or _MISSING where that isn't known)."""
-    field = (option.dest if option is not None and option.dest else name).replace("-", "_")
     if option is None:
-        return field, value
+        return name.replace("-", "_"), value
+    field = (option.dest or option.names[0]).replace("-", "_")
     if option.toggle:
         return field, not name.startswith("no-") if value is True else value
     if value is True and option.nargs is not None and option.action != "store_true":
