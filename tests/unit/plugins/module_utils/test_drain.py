@@ -1,0 +1,120 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Waiting for requests in flight: how long, and what is called cut off."""
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.drain import DrainWish, count_once, drain
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import inflight
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import http
+
+
+class Counts:
+    """Tells these numbers one after the other, the last one for ever."""
+
+    def __init__(self, *numbers: t.Optional[int], source: str = "loads", note: str = "") -> None:
+        self.numbers = list(numbers)
+        self.source = source
+        self.note = note
+
+    def count(self) -> t.Optional[int]:
+        return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def run(*counters: Counts, deadline_s: float = 10, lives: t.Callable[[], bool] = lambda: True) -> t.Any:
+    time = Time()
+    return drain(DrainWish(True), counters, deadline_s, lives, time, time.sleep)
+
+
+def test_it_waits_until_nothing_is_in_flight_twice_in_a_row() -> None:
+    done = run(Counts(3, 2, 0, 1, 0, 0))
+    assert (done.in_flight_before, done.in_flight_after, done.cut_off) == (3, 0, 0)
+    assert done.waited_s == 2.5 and done.asked and done.source == "loads" and done.note == ""
+
+
+def test_the_limit_is_kept_and_what_is_left_is_cut_off() -> None:
+    done = run(Counts(3, 2), deadline_s=4)
+    assert (done.in_flight_before, done.in_flight_after, done.cut_off, done.waited_s) == (3, 2, 2, 4)
+    assert "2 were in flight when the 4 s were over" in done.note
+
+
+def test_a_limit_of_nothing_waits_for_nothing() -> None:
+    assert run(Counts(2), deadline_s=0).cut_off == 2
+
+
+@pytest.mark.parametrize("numbers", [(None,), (2, None)])
+def test_what_can_not_be_counted_is_not_zero(numbers: tuple[t.Optional[int], ...]) -> None:
+    done = run(Counts(*numbers))
+    assert (done.in_flight_after, done.cut_off) == (None, None) and "can't be read" in done.note
+
+
+def test_several_servers_are_added_and_one_unknown_makes_all_unknown() -> None:
+    done = run(Counts(1, 0), Counts(2, 0, source="connections"))
+    assert (done.in_flight_before, done.cut_off, done.source) == (3, 0, "connections and loads")
+    assert "upper bound" in done.note
+    assert run(Counts(1), Counts(None)).in_flight_before is None
+
+
+def test_a_server_that_goes_meanwhile_cut_off_by_nobody() -> None:
+    left = iter([True, False])
+    done = run(Counts(3), lives=lambda: next(left))
+    assert done.cut_off is None and "went meanwhile" in done.note
+
+
+def test_without_a_wait_all_are_cut_off() -> None:
+    done = count_once(DrainWish(), [Counts(4, source="connections")], "nothing was waited for")
+    assert (done.asked, done.waited_s, done.cut_off) == (False, 0.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("wish", "waits"),
+    [
+        (DrainWish(), False),
+        (DrainWish(True), True),
+        (DrainWish(False, "auto"), True),
+        (DrainWish(True, "none"), False),
+        (DrainWish(False, "none"), False),
+    ],
+)
+def test_it_is_climbed_where_somebody_said_so(wish: DrainWish, waits: bool) -> None:
+    assert wish.waits is waits
+
+
+# --- counting ---
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 1, "num_waiting_reqs": 0}]}', 4),
+        (b'{"loads": []}', "names no rank"),
+        (b'{"loads": [{"num_running_reqs": null, "num_waiting_reqs": 1}]}', "does not count"),
+        (b'{"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 1}]}', "does not count"),
+        (b"nonsense", "names no rank"),
+    ],
+)
+def test_loads(monkeypatch: pytest.MonkeyPatch, body: bytes, found: t.Union[int, str]) -> None:
+    monkeypatch.setattr(http, "request", lambda *_words: http.Response(200, body, 0.1))
+    seen = inflight.count_loads(http.Endpoint("127.0.0.1", 1))
+    assert seen == found if isinstance(found, int) else found in str(seen)
+
+
+def test_loads_that_are_refused_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "request", lambda *_words: http.Response(401, b"", 0.1))
+    assert inflight.count_loads(http.Endpoint("127.0.0.1", 1)) == "/v1/loads says HTTP 401"
