@@ -16,6 +16,7 @@ description:
     line, in a unit or in a result.
   - Everything that would make the start fail, and that can be seen before, is an error before anything is written.
   - Whether the server then serves is for M(cleanslate.sglang.server_ready) to prove.
+  - Each launch has a folder on the host, with which the same can be started again (O(from_launch)).
 author:
   - Clean Slate contributors (@cleanslate)
 extends_documentation_fragment:
@@ -43,16 +44,15 @@ options:
     required: true
   python:
     description:
-      - The Python interpreter that has SGLang, as an absolute path.
+      - The Python interpreter that has SGLang, as an absolute path. Required without O(from_launch).
     type: path
-    required: true
   flags:
     description:
       - SGLang's options by their names, with dashes or underscores. V(true) is a bare flag, V(false) leaves it away.
       - The secrets V(api_key), V(admin_api_key) and V(ssl_keyfile_password) are refused here, since they have options
         of their own, and so is V(config), since these flags become that file.
+      - Required without O(from_launch).
     type: dict
-    required: true
   host:
     description:
       - The address to listen on. If not specified, SGLang's default is used.
@@ -107,7 +107,7 @@ options:
     default: auto
   state_dir:
     description:
-      - Where launches are recorded on the host, one folder for each server. The newest ten launches are kept.
+      - Where launches are recorded on the host, one folder for each server.
     type: path
     default: /var/lib/cleanslate
   unit:
@@ -168,6 +168,52 @@ options:
     type: dict
     default: {}
     version_added: 0.2.0
+  from_launch:
+    description:
+      - Start exactly what an earlier launch started, with the same configuration file, environment, unit and command
+        line. It is the id of a kept launch, V(last_good) (the newest that was proved to serve) or V(previous) (the
+        newest proved one that is not current).
+      - Everything comes from the record of that launch, its secrets from its private files. GPUs are looked up anew by
+        their UUIDs. So no option is taken beside it but O(name), O(state_dir), O(documents), O(run_id), O(operator),
+        O(keep_launches) and O(nvml_deadline_s).
+    type: str
+    version_added: 0.2.0
+  documents:
+    description:
+      - What was found and done before this launch, kept in its folder. Secrets are masked, and what is larger than
+        256 KiB is shortened.
+    type: dict
+    suboptions:
+      plan:
+        description:
+          - The result of M(cleanslate.sglang.server_plan).
+        type: dict
+      evict:
+        description:
+          - The result of M(cleanslate.sglang.gpu_evict).
+        type: dict
+      clean:
+        description:
+          - The result of M(cleanslate.sglang.clean_state).
+        type: dict
+    version_added: 0.2.0
+  operator:
+    description:
+      - Who starts the server, for the record.
+    type: str
+    version_added: 0.2.0
+  run_id:
+    description:
+      - The run that holds the server's lease. The start is refused if the lease is another run's.
+      - If not specified, the start is refused while anybody holds the lease.
+    type: str
+    version_added: 0.2.0
+  keep_launches:
+    description:
+      - How many launches are kept in O(state_dir), from 2 to 100. The current one and the last good one always are.
+    type: int
+    default: 10
+    version_added: 0.2.0
   nvml_deadline_s:
     description:
       - How long, in seconds, one look at the GPUs may take. They are only looked at if O(gpus) names some.
@@ -198,6 +244,12 @@ EXAMPLES = r"""
       NCCL_P2P_DISABLE: "1"
     api_key: "{{ vault_chat_api_key }}"
   register: launch
+
+- name: Go back to what served last
+  cleanslate.sglang.server_launch:
+    name: chat
+    from_launch: last_good
+    operator: alice
 
 - name: Show what would start
   cleanslate.sglang.server_launch:
@@ -284,8 +336,16 @@ files:
     changed:
       description: Whether it was written.
       type: bool
+from_launch:
+  description: The kept launch that was started again. V(null) if it was none.
+  returned: success
+  type: str
+  sample: null
+  version_added: 0.2.0
 record:
-  description: The record as it lies on the host, redacted.
+  description:
+    - The record as it lies on the host, redacted. In check mode it is what would be recorded, so that GPUs, port and
+      device of a kept launch are known before anything is touched.
   returned: success
   type: dict
   sample:
@@ -303,6 +363,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils import lease
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act import launch as act
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
@@ -312,6 +373,10 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.accounts
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import fetch_install, fetch_processes
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import read_gpus
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import history
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.again import Now, plan_again, request_again
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.keeping import LEAST_KEPT, MOST_KEPT
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.kept import environment_of
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch import (
     ChosenGpu,
     LaunchPlan,
@@ -320,7 +385,12 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch im
     shown_before,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.private_files import secrets_differ
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record, new_launch_id, server_dir
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import (
+    KEPT_LAUNCHES,
+    Record,
+    new_launch_id,
+    server_dir,
+)
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import check_unit_name
 
 Params = t.Mapping[str, t.Any]
@@ -329,8 +399,8 @@ Params = t.Mapping[str, t.Any]
 def argument_spec() -> dict[str, t.Any]:
     return {
         "name": {"type": "str", "required": True},
-        "python": {"type": "path", "required": True},
-        "flags": {"type": "dict", "required": True},
+        "python": {"type": "path"},
+        "flags": {"type": "dict"},
         "host": {"type": "str"},
         "port": {"type": "int"},
         "gpus": {"type": "list", "elements": "str", "default": []},
@@ -355,12 +425,80 @@ def argument_spec() -> dict[str, t.Any]:
         "workdir": {"type": "path"},
         "nvml_deadline_s": {"type": "float", "default": 10.0},
         "waivers": {"type": "dict", "default": {}},
+        "from_launch": {"type": "str"},
+        "documents": {"type": "dict", "options": {name: {"type": "dict"} for name in ("plan", "evict", "clean")}},
+        "operator": {"type": "str"},
+        "run_id": {"type": "str"},
+        "keep_launches": {"type": "int", "default": KEPT_LAUNCHES},
     }
+
+
+BESIDE_FROM_LAUNCH = ("name", "state_dir", "documents", "operator", "run_id", "keep_launches", "nvml_deadline_s")
+LONGEST_OPERATOR = 200
+LEASE_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What shall be started. ``note``: what is worth a warning."""
+
+    request: LaunchRequest
+    plan: LaunchPlan
+    note: t.Optional[str] = None
+
+
+def wanted_from(params: Params) -> Wanted:
+    """What the parameters ask for. Raises CleanSlateError for what makes no sense, or can't be started."""
+    check_seconds(params, "nvml_deadline_s")
+    if not LEAST_KEPT <= params["keep_launches"] <= MOST_KEPT:
+        raise CleanSlateError(
+            f"keep_launches is {params['keep_launches']}; it must be from {LEAST_KEPT} (the current launch and the "
+            f"last good one) to {MOST_KEPT}"
+        )
+    operator = params["operator"]
+    if operator is not None and not (operator.isprintable() and 0 < len(operator) <= LONGEST_OPERATOR):
+        raise CleanSlateError(f"operator: {operator!r} must be printable, with 1 to {LONGEST_OPERATOR} characters")
+    if params["run_id"] is not None:
+        lease.check_run_id(params["run_id"])
+    if params["from_launch"] is not None:
+        return again_from(params)
+    request = request_from(params)
+    return Wanted(request, plan_launch(request, new_launch_id()))
+
+
+def again_from(params: Params) -> Wanted:
+    """A kept launch, with what the host has for it today."""
+    state_dir, name = params["state_dir"], params["name"]
+    launch_id = history.choose_launch(state_dir, name, params["from_launch"])
+    kept = history.read_kept(state_dir, name, launch_id)
+    then = kept.request
+    try:
+        install = fetch_install(then.python, environment_of(kept.environment).get("PYTHONPATH", ""))[0]
+        now = Now(
+            account=find_account(then.user, None if then.group.isdigit() else then.group),  # some groups have no name
+            gpus=None if then.gpus is None else _gpus(gpu_names(then.gpus), params["nvml_deadline_s"]),
+            boot_id=read_boot_id(),
+            version=None if install is None else install.version,
+            operator=params["operator"],
+            run_id=params["run_id"],
+        )
+        request = request_again(kept, now, state_dir)
+        plan = plan_again(kept, request, new_launch_id())
+    except (CleanSlateError, ValueError) as error:
+        raise CleanSlateError(history.again_error(name, launch_id, error)) from error
+    note = None
+    if then.version is not None and now.version != then.version:
+        found = now.version or "none that is found"
+        note = f"the launch {launch_id} of {name!r} ran SGLang {then.version}; {then.python} has {found} now"
+    return Wanted(request, plan, note)
+
+
+def gpu_names(kept: t.Iterable[tuple[int, t.Optional[str]]]) -> list[str]:
+    return [uuid or str(index) for index, uuid in kept]
 
 
 def request_from(params: Params) -> LaunchRequest:
     """The module's parameters as a request. Raises CleanSlateError for what makes no sense."""
-    check_seconds(params, "nvml_deadline_s")
     if params["limit_memlock"] != "infinity" and not params["limit_memlock"].isdigit():
         raise CleanSlateError(f"limit_memlock: {params['limit_memlock']!r} is neither a number of bytes nor 'infinity'")
     if params["stop_timeout_s"] <= 0:
@@ -368,6 +506,7 @@ def request_from(params: Params) -> LaunchRequest:
     server_dir(params["state_dir"], params["name"])  # refuses a name that is no plain file name
     environment = _variables(params["environment"], "environment")
     secrets = ("api_key", "admin_api_key", "ssl_keyfile_password")
+    install, table = fetch_install(params["python"], environment.get("PYTHONPATH", ""))
     return LaunchRequest(
         name=params["name"],
         python=params["python"],
@@ -392,7 +531,11 @@ def request_from(params: Params) -> LaunchRequest:
         log=params["log"],
         workdir=params["workdir"],
         waivers={str(name): str(reason) for name, reason in params["waivers"].items()},
-        options=fetch_install(params["python"], environment.get("PYTHONPATH", ""))[1],
+        options=table,
+        unit_dir=params["unit_dir"],
+        version=None if install is None else install.version,
+        operator=params["operator"],
+        run_id=params["run_id"],
     )
 
 
@@ -448,12 +591,13 @@ def result_of(
         "argv": list(record.argv),
         "log": record.log,
         "files": [{"path": path, "changed": changed} for path, changed in files],
+        "from_launch": record.from_launch,
         "record": to_json(record),
     }
 
 
 def planned_files(request: LaunchRequest, plan: LaunchPlan, unit_dir: str) -> list[tuple[str, bool]]:
-    files = [(os.path.join(plan.folder, name), True) for name in (*plan.files, "record.json")]
+    files = [(os.path.join(plan.folder, name), True) for name in (*plan.files, *plan.kept, "record.json")]
     if plan.unit_text is not None:
         path = os.path.join(unit_dir, str(request.unit))
         files.append((path, act.read_unit_file(path) != plan.unit_text))
@@ -466,22 +610,45 @@ def without_launch_id(result: dict[str, t.Any], launch_id: str) -> dict[str, t.A
     return {**shown, "launch_id": None}
 
 
+def check_preconditions(wanted: Wanted, may_run: bool) -> t.Optional[Record]:
+    """What would make the start fail. Of a kept launch the error says that it is one."""
+    request, record = wanted.request, wanted.plan.record
+    try:
+        return act.check_preconditions(request, fetch_processes(), request.unit_dir, may_run=may_run)
+    except CleanSlateError as error:
+        if record.from_launch is None:
+            raise
+        raise CleanSlateError(history.again_error(record.name, record.from_launch, error)) from error
+
+
 def main() -> t.NoReturn:
-    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    others = sorted(set(argument_spec()) - {*BESIDE_FROM_LAUNCH, "from_launch"})
+    module = AnsibleModule(
+        argument_spec=argument_spec(),
+        mutually_exclusive=[("from_launch", name) for name in others],
+        required_one_of=[("from_launch", "python"), ("from_launch", "flags")],
+        supports_check_mode=True,
+    )
     params = module.params
     try:
-        request = request_from(params)
-        plan = plan_launch(request, new_launch_id())
-        before = act.check_preconditions(request, fetch_processes(), params["unit_dir"], may_run=module.check_mode)
-        result: dict[str, t.Any] = {"diff": diff(before, request, plan, params["unit_dir"])} if module._diff else {}
+        wanted = wanted_from(params)
+        request, plan = wanted.request, wanted.plan
+        before = check_preconditions(wanted, may_run=module.check_mode)
+        if wanted.note is not None:
+            module.warn(wanted.note)
+        result: dict[str, t.Any] = {"diff": diff(before, request, plan, request.unit_dir)} if module._diff else {}
         changed = secrets_differ(before, plan, request.state_dir)
         if module.check_mode:
-            files = planned_files(request, plan, params["unit_dir"])
+            files = planned_files(request, plan, request.unit_dir)
             would = result_of(plan.record, before, files, changed)
             module.exit_json(changed=True, **result, **without_launch_id(would, plan.record.launch_id))
-        launched = act.start(request, plan, params["unit_dir"])
+        documents = {what: data for what, data in (params["documents"] or {}).items() if data is not None}
+        with lease.keep(request.state_dir, request.name, params["run_id"], "server_launch", LEASE_S):
+            launched = act.start(request, plan, request.unit_dir, params["keep_launches"], documents)
     except CleanSlateError as error:
         module.fail_json(msg=str(error))
+    for problem in launched.problems:
+        module.warn(problem)
     module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files, changed))
 
 

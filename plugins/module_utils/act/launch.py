@@ -28,18 +28,21 @@ from ..observe.bounded import fetch_process, fetch_processes
 from ..observe.systemd import has_systemd, read_unit
 from ..sglang.cmdline import is_leader
 from ..sglang.files import open_regular
+from ..sglang.keeping import cut_logs, living_launches, prune, remove_launch
 from ..sglang.launch import Account, LaunchPlan, LaunchRequest
 from ..sglang.logs import last_error
 from ..sglang.record import (
+    KEPT_LAUNCHES,
     Record,
     create_launch_dir,
-    prune,
+    create_server_dir,
     read_record,
     recorded_process,
     server_dir,
     write_file,
     write_record,
 )
+from ..sglang.record_files import What, check_links, set_link, write_document, write_summary
 from ..sglang.redact import Redactor
 from ..sglang.unit import MARK
 from ..spawn import Called, call_bounded, run_bounded, spawn_detached
@@ -72,10 +75,14 @@ class _Journal:
 
 @dataclass(frozen=True)
 class Launched:
-    """What was done: the completed record, and each file with whether its content is new."""
+    """What was done: the completed record, and each file with whether its content is new.
+
+    ``problems``: what of the record's upkeep failed while the server was started all the same.
+    """
 
     record: Record
     files: tuple[tuple[str, bool], ...]
+    problems: tuple[str, ...] = ()
 
 
 def choose_launcher(wanted: str, run: str = "/run") -> str:
@@ -105,6 +112,7 @@ def check_preconditions(
         raise NotPermitted(f"only root can start a server as {request.account.user!r}; use become, or leave user away")
     _check_paths(request)
     _check_state_dir(request.state_dir)
+    check_links(request.state_dir, request.name)
     before = check_not_running(request, processes, may_run)
     if request.launcher == "systemd":
         check_unit_free(request, unit_dir, processes, may_run)
@@ -245,40 +253,111 @@ def _check_state_dir(state_dir: str) -> None:
 # --- the start --------------------------------------------------------------------------------------------------------
 
 
-def start(request: LaunchRequest, plan: LaunchPlan, unit_dir: str = DEFAULT_UNIT_DIR) -> Launched:
-    """Write the files, start the server, complete the record."""
-    account = request.account
-    gid = account.gid if os.geteuid() == 0 else None
-    folder = create_launch_dir(request.state_dir, request.name, plan.record.launch_id, gid)
-    with _locked(server_dir(request.state_dir, request.name), request.name):
+Documents = t.Mapping[What, t.Mapping[str, t.Any]]
+
+
+def start(
+    request: LaunchRequest,
+    plan: LaunchPlan,
+    unit_dir: str = DEFAULT_UNIT_DIR,
+    keep: int = KEPT_LAUNCHES,
+    documents: t.Optional[Documents] = None,
+) -> Launched:
+    """Write the files, start the server, complete the record. ``documents``: what was found and done before."""
+    state_dir, name, launch_id = request.state_dir, request.name, plan.record.launch_id
+    create_server_dir(state_dir, name)
+    with _locked(server_dir(state_dir, name), name):
         processes = fetch_processes()
         check_not_running(request, processes)
         if request.launcher == "systemd":
             check_unit_free(request, unit_dir, processes)
-        files = [(write_file(folder, "env", plan.files["env"].encode()), True)]
-        owner = (account.uid, account.gid)
-        config = write_file(folder, "config.yaml", plan.files["config.yaml"].encode(), owner=owner)
-        files.append((config, True))
-        _check_readable(account, config)
-        if plan.log_path is not None and os.path.dirname(plan.log_path) == folder:
-            files.append((write_file(folder, os.path.basename(plan.log_path), b"", owner=owner), True))
-        files += [(path, True) for path in write_record(request.state_dir, plan.record)]
-        if request.launcher == "systemd":
-            changed, process = _start_unit(request, plan, unit_dir)
-            files.append((os.path.join(unit_dir, str(request.unit)), changed))
-        else:
-            process = _start_detached(request, plan)
-        record = dataclasses.replace(
-            plan.record,
-            state="started",
-            pid=process.pid,
-            start_ticks=process.start_ticks,
-            sid=process.sid,
-            started_at=datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat(),
-        )
-        write_record(request.state_dir, record)
-        prune(request.state_dir, request.name)
-    return Launched(record, tuple(files))
+        living = living_launches(state_dir, name, (process.argv for process in processes.values()))
+        problems = cut_logs(state_dir, name, living)
+        try:
+            files = _write_files(request, plan, documents or {})
+        except BaseException:
+            # Nothing names this launch yet: its folder would be taken for one that was interrupted.
+            remove_launch(state_dir, name, launch_id)
+            raise
+        files += [(path, True) for path in write_record(state_dir, plan.record)]
+        set_link(state_dir, name, "current", launch_id)
+        try:
+            process = _start_process(request, plan, unit_dir, files)
+        except CleanSlateError as error:
+            _note_failure(request, plan.record, str(error))
+            raise
+        record = _complete(state_dir, plan.record, process)
+        problems += _keep_house(state_dir, record, keep, living)
+    return Launched(record, tuple(files), tuple(problems))
+
+
+def _start_process(
+    request: LaunchRequest, plan: LaunchPlan, unit_dir: str, files: list[tuple[str, bool]]
+) -> Process:
+    if request.launcher != "systemd":
+        return _start_detached(request, plan)
+    changed, process = _start_unit(request, plan, unit_dir)
+    files.append((os.path.join(unit_dir, str(request.unit)), changed))
+    return process
+
+
+def _note_failure(request: LaunchRequest, record: Record, error: str) -> None:
+    """A launch that did not even start has its verdict already: nobody will come to judge it."""
+    where = (request.state_dir, record.name, record.launch_id)
+    with contextlib.suppress(CleanSlateError):
+        write_document(*where, "proof", {"verdict": "failed", "error": error, "at": _now()}, request.redactor)
+        write_summary(*where)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat()
+
+
+def _write_files(request: LaunchRequest, plan: LaunchPlan, documents: Documents) -> list[tuple[str, bool]]:
+    """Everything in the launch's folder but its record."""
+    account, redactor = request.account, request.redactor
+    state_dir, name, launch_id = request.state_dir, request.name, plan.record.launch_id
+    gid = account.gid if os.geteuid() == 0 else None
+    folder = create_launch_dir(state_dir, name, launch_id, gid)
+    owner = (account.uid, account.gid)
+    paths = [write_file(folder, "env", plan.files["env"].encode())]
+    config = write_file(folder, "config.yaml", plan.files["config.yaml"].encode(), owner=owner)
+    _check_readable(account, config)
+    paths.append(config)
+    paths += [write_file(folder, file, text.encode()) for file, text in plan.kept.items()]
+    paths += [write_document(state_dir, name, launch_id, what, data, redactor) for what, data in documents.items()]
+    if plan.log_path is not None and os.path.dirname(plan.log_path) == folder:
+        paths.append(write_file(folder, os.path.basename(plan.log_path), b"", owner=owner))
+    return [(path, True) for path in paths]
+
+
+def _complete(state_dir: str, starting: Record, process: Process) -> Record:
+    record = dataclasses.replace(
+        starting,
+        state="started",
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        sid=process.sid,
+        started_at=_now(),
+    )
+    try:
+        write_record(state_dir, record)
+    except CleanSlateError as error:
+        raise CleanSlateError(
+            f"the server {record.name!r} was started (pid {process.pid}), and its record can't be completed: {error}. "
+            "It runs, and the next run finds it by its configuration file"
+        ) from error
+    return record
+
+
+def _keep_house(state_dir: str, record: Record, keep: int, living: t.Collection[str]) -> list[str]:
+    """What may fail without harm: the server was started."""
+    problems = []
+    try:
+        write_summary(state_dir, record.name, record.launch_id)
+    except CleanSlateError as error:
+        problems.append(str(error))
+    return problems + prune(state_dir, record.name, keep, living)[1]
 
 
 @contextlib.contextmanager

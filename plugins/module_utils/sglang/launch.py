@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ..errors import CleanSlateError
 from . import flags as flag_tools
+from .kept import REQUEST, UNIT, KeptRequest, print_of, request_text, secret_lines
 from .options import OptionTable
 from .record import Record, launch_dir
 from .redact import MASK, SECRET_FLAGS, Redactor, is_secret_variable
@@ -74,6 +76,10 @@ class LaunchRequest:
     workdir: t.Optional[str] = None
     waivers: t.Mapping[str, str] = field(default_factory=dict)
     options: t.Optional[OptionTable] = None
+    unit_dir: str = "/etc/systemd/system"
+    version: t.Optional[str] = None
+    operator: t.Optional[str] = None
+    run_id: t.Optional[str] = None
 
     @property
     def redactor(self) -> Redactor:
@@ -82,7 +88,10 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be written and run. ``files`` names inside the launch's folder -> text; only these hold secrets."""
+    """What will be written and run. ``files`` names inside the launch's folder -> text; only these hold secrets.
+
+    ``kept``: more files of the folder, by which the same can be started again.
+    """
 
     record: Record
     folder: str
@@ -92,6 +101,7 @@ class LaunchPlan:
     log_path: t.Optional[str]
     unit_text: t.Optional[str]
     shown: str
+    kept: t.Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_launch(request: LaunchRequest, launch_id: str) -> LaunchPlan:
@@ -127,15 +137,68 @@ def plan_launch(request: LaunchRequest, launch_id: str) -> LaunchPlan:
         argv=tuple(redactor.argv(argv)),
         log=log_path or "journal",
         waivers={name: redactor.text(reason) for name, reason in request.waivers.items()},
+        operator=None if request.operator is None else redactor.text(request.operator),
+        run_id=request.run_id,
     )
     unit = _unit_text(request, argv, folder, log_path) if request.launcher == "systemd" else None
     files = {
         "config.yaml": flag_tools.to_yaml({**rendered.config, **request.secrets}),
         "env": environment_text(environment),
     }
-    return LaunchPlan(
-        record, folder, files, environment, argv, log_path, unit, redactor.text(_shown(record, rendered.argv, unit))
+    shown = shown_of(record, rendered.argv, unit, redactor)
+    kept = kept_files(_kept_request(request, record, argv), files, unit, redactor)
+    return LaunchPlan(record, folder, files, environment, argv, log_path, unit, shown, kept)
+
+
+def _kept_request(request: LaunchRequest, record: Record, argv: t.Sequence[str]) -> KeptRequest:
+    """The settings, without secrets, for whoever starts this launch again."""
+    redactor = request.redactor
+    words = redactor.argv(argv)
+    return KeptRequest(
+        name=request.name,
+        launch_id=record.launch_id,
+        python=request.python,
+        user=request.account.user,
+        group=request.account.group,
+        launcher=request.launcher,
+        unit=record.unit,
+        unit_dir=request.unit_dir if record.unit is not None else None,
+        unit_overrides=redactor.data(dict(request.unit_overrides)),
+        limit_memlock=request.limit_memlock,
+        stop_timeout_s=request.stop_timeout_s,
+        restart=request.restart,
+        start_check=tuple(redactor.argv(request.start_check)),
+        enabled=request.enabled,
+        log=request.log,
+        workdir=request.workdir,
+        flags=redactor.data(dict(request.flags)),
+        environment={
+            **redactor.environment(request.environment),
+            **dict.fromkeys(request.secret_environment, MASK),
+        },
+        gpus=None if request.gpus is None else tuple((gpu.index, gpu.uuid) for gpu in request.gpus),
+        waivers=dict(record.waivers),
+        argv=tuple(words),
+        argv_masked=words != list(argv),
+        secret_environment=tuple(sorted(request.secret_environment)),
+        secret_flags=tuple(sorted(request.secrets)),
+        version=request.version,
     )
+
+
+def kept_files(
+    request: KeptRequest, files: t.Mapping[str, str], unit: t.Optional[str], redactor: Redactor
+) -> dict[str, str]:
+    """request.json with the fingerprints of the other files, and the unit's text."""
+    flags = secret_lines(files["config.yaml"], ":", request.secret_flags, redactor)
+    variables = secret_lines(files["env"], "=", request.secret_environment, redactor)
+    prints = {
+        "config.yaml": print_of(files["config.yaml"], ":", flags),
+        "env": print_of(files["env"], "=", variables),
+        **({} if unit is None else {UNIT: print_of(unit)}),
+    }
+    complete = dataclasses.replace(request, secret_flags=flags, secret_variables=variables, prints=prints)
+    return {REQUEST: request_text(complete), **({} if unit is None else {UNIT: unit})}
 
 
 def _own_flags(request: LaunchRequest) -> dict[str, t.Any]:
@@ -236,6 +299,11 @@ def config_hash(request: LaunchRequest, wanted: t.Mapping[str, t.Any]) -> str:
         "user": request.account.user,
     }
     return "sha256:" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def shown_of(record: Record, argv: t.Sequence[str], unit: t.Optional[str], redactor: Redactor) -> str:
+    """The configuration for a diff, where the record and the words after the configuration file are known."""
+    return redactor.text(_shown(record, argv, unit))
 
 
 def _shown(record: Record, argv: t.Sequence[str], unit: t.Optional[str]) -> str:

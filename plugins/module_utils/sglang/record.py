@@ -4,10 +4,14 @@
 """The record of a launch on the host: who was started, when, with what.
 
     <state_dir>/<server>/current.json                  0644, no secret in it
+    <state_dir>/<server>/current, last_good            links to launches/<launch id>, see record_files
     <state_dir>/<server>/launches/<launch id>/         root and the server's group may enter (0710)
         config.yaml   0600, the server's user: SGLang's --config, may hold the API keys
         env           0600: KEY=VALUE lines
         record.json   0600: the same as current.json at that time
+        request.json  0600: what was asked for, without secrets (kept.py)
+        unit          0600: the text of the unit that was written
+        plan.json ... proof.json, summary.txt          0600: documents, see record_files
         server.log    0600: output of a detached server
 
 The record is written as "starting" (no pid) before the start and completed after it, so a run that dies in between
@@ -37,9 +41,9 @@ from .cmdline import is_leader
 CURRENT = "current.json"
 LAUNCHES = "launches"
 KEPT_LAUNCHES = 10
-_LIMIT_BYTES = 1024 * 1024
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-_LAUNCH_ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{4}$")
+LIMIT_BYTES = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_LAUNCH_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Record:
     ``gpus``: UUIDs or indices in the order of CUDA_VISIBLE_DEVICES; None: all GPUs of the host. ``device``: gpu or cpu.
     ``waivers``: guardrails that were accepted, with the reasons. ``flags`` and ``environment`` are redacted.
     ``started_at``: UTC, ISO 8601. ``pid``, ``start_ticks`` and ``boot_id`` name the leader.
+    ``from_launch``: the kept launch that this one repeats. ``operator`` and ``run_id``: who asked for it, in which run.
     """
 
     name: str
@@ -74,6 +79,9 @@ class Record:
     argv: tuple[str, ...] = ()
     log: t.Optional[str] = None
     waivers: t.Mapping[str, str] = field(default_factory=dict)
+    from_launch: t.Optional[str] = None
+    operator: t.Optional[str] = None
+    run_id: t.Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,10 @@ class Reading:
 
 
 _TEXT = ("name", "launch_id", "state", "launcher", "device")
-_OPTIONAL_TEXT = ("boot_id", "unit", "started_at", "user", "host", "python", "config", "config_hash", "log")
+_OPTIONAL_TEXT = (
+    *("boot_id", "unit", "started_at", "user", "host", "python", "config", "config_hash", "log"),
+    *("from_launch", "operator", "run_id"),
+)
 _OPTIONAL_INTEGER = ("pid", "start_ticks", "sid", "port")
 _STATES = ("starting", "started")
 
@@ -116,6 +127,8 @@ def parse(text: str) -> Record:
             raise ValueError(f"has {name} {values[name]}")
     if not _NAME.fullmatch(values["name"]) or not _LAUNCH_ID.fullmatch(values["launch_id"]):
         raise ValueError("has no usable name or launch_id")
+    if values["from_launch"] is not None and not _LAUNCH_ID.fullmatch(values["from_launch"]):
+        raise ValueError("has no usable from_launch")
     return Record(**values)
 
 
@@ -145,8 +158,15 @@ def server_dir(state_dir: str, name: str) -> str:
     return os.path.join(state_dir, name)
 
 
+def is_launch_id(text: str) -> bool:
+    """Whether this names a launch, and so is safe as a file's name."""
+    return _LAUNCH_ID.fullmatch(text) is not None
+
+
 def launch_dir(state_dir: str, name: str, launch_id: str) -> str:
-    """Where one launch's files lie."""
+    """Where one launch's files lie. Raises for an id that is none."""
+    if not is_launch_id(launch_id):
+        raise CleanSlateError(f"{launch_id!r} is no id of a launch; they look like 20260131T235959Z-1a2b")
     return os.path.join(server_dir(state_dir, name), LAUNCHES, launch_id)
 
 
@@ -155,8 +175,8 @@ def read_record(state_dir: str, name: str) -> Reading:
     folder = server_dir(state_dir, name)
     path = os.path.join(folder, CURRENT)
     try:
-        with _folder(folder) as dir_fd:
-            text = _read(CURRENT, dir_fd)
+        with opened_folder(folder) as dir_fd:
+            text = read_small(CURRENT, dir_fd)
     except FileNotFoundError:
         return Reading()
     except (OSError, CleanSlateError) as error:
@@ -215,56 +235,72 @@ def recorded_process(
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
+def create_server_dir(state_dir: str, name: str) -> str:
+    """Make the folders of a server. Refuses what another user made or could change."""
+    path = server_dir(state_dir, name)
+    _create_folders(((state_dir, 0o755), (path, 0o755), (os.path.join(path, LAUNCHES), 0o711)))
+    return path
+
+
 def create_launch_dir(state_dir: str, name: str, launch_id: str, gid: t.Optional[int] = None) -> str:
     """Make the folders of a launch; ``gid``: the server's group, which may pass through (0710) but not list."""
     path = launch_dir(state_dir, name, launch_id)
-    steps = (
-        (state_dir, 0o755),
-        (server_dir(state_dir, name), 0o755),
-        (os.path.join(server_dir(state_dir, name), LAUNCHES), 0o711),
-        (path, 0o700 if gid is None else 0o710),
-    )
-    try:
-        os.makedirs(os.path.dirname(state_dir) or "/", mode=0o755, exist_ok=True)
-        for folder, mode in steps:
+    create_server_dir(state_dir, name)
+    _create_folders(((path, 0o700 if gid is None else 0o710),))
+    if gid is not None and os.geteuid() == 0:
+        try:
+            os.chown(path, 0, gid)
+        except OSError as error:
+            raise NotPermitted(f"{path}: {error.strerror}; the launch record needs that folder") from error
+    return path
+
+
+def _create_folders(steps: t.Iterable[tuple[str, int]]) -> None:
+    for folder, mode in steps:
+        try:
+            os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
             try:
                 os.mkdir(folder, mode)
             except FileExistsError:
-                with _folder(folder):
+                with opened_folder(folder):
                     continue
             os.chmod(folder, mode)  # whatever the umask is
-        if gid is not None and os.geteuid() == 0:
-            os.chown(path, 0, gid)
-    except OSError as error:
-        raise NotPermitted(f"{error.filename}: {error.strerror}; the launch record needs that folder") from error
-    return path
+        except OSError as error:
+            raise NotPermitted(f"{error.filename}: {error.strerror}; the launch record needs that folder") from error
 
 
 def write_file(
     folder: str, name: str, data: bytes, mode: int = 0o600, owner: t.Optional[tuple[int, int]] = None
 ) -> str:
     """Write a file whole or not at all: beside its place, synced, renamed. Returns its path."""
-    temporary = f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        with _folder(folder) as dir_fd:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
-            try:
-                with os.fdopen(fd, "wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    if owner is not None and os.geteuid() == 0:
-                        os.fchown(fd, *owner)
-                    os.fchmod(fd, mode)
-                    os.fsync(fd)
-                os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=dir_fd)
-                raise
-            os.fsync(dir_fd)
+        with opened_folder(folder) as dir_fd:
+            create_file(dir_fd, name, data, mode, owner)
     except OSError as error:
         raise NotPermitted(f"can't write {os.path.join(folder, name)}: {error.strerror}") from error
     return os.path.join(folder, name)
+
+
+def create_file(
+    dir_fd: int, name: str, data: bytes, mode: int = 0o600, owner: t.Optional[tuple[int, int]] = None
+) -> None:
+    """The same in a folder that is open already. Raises OSError."""
+    temporary = f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
+    try:
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            if owner is not None and os.geteuid() == 0:
+                os.fchown(fd, *owner)
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+        os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=dir_fd)
+        raise
+    os.fsync(dir_fd)
 
 
 def write_record(state_dir: str, record: Record) -> list[str]:
@@ -275,37 +311,10 @@ def write_record(state_dir: str, record: Record) -> list[str]:
     return [kept, write_file(server_dir(state_dir, record.name), CURRENT, data, mode=0o644)]
 
 
-def prune(state_dir: str, name: str, keep: int = KEPT_LAUNCHES) -> list[str]:
-    """Remove the oldest launches, all but the newest ``keep`` and the current one. Only plain files we know are
-    removed."""
-    folder = os.path.join(server_dir(state_dir, name), LAUNCHES)
-    reading = read_record(state_dir, name)
-    current = reading.record.launch_id if reading.record is not None else None
-    try:
-        with _folder(folder) as dir_fd:
-            launches = sorted((entry for entry in os.listdir(dir_fd) if _LAUNCH_ID.fullmatch(entry)), reverse=True)
-            gone = [launch for launch in launches[keep:] if launch != current]
-            for launch in gone:
-                _remove_launch(launch, dir_fd)
-    except OSError as error:
-        raise NotPermitted(f"can't remove old launches in {folder}: {error.strerror}") from error
-    return [os.path.join(folder, launch) for launch in gone]
-
-
-def _remove_launch(launch: str, dir_fd: int) -> None:
-    inner = os.open(launch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd)
-    try:
-        for entry in os.listdir(inner):
-            os.unlink(entry, dir_fd=inner)
-    finally:
-        os.close(inner)
-    os.rmdir(launch, dir_fd=dir_fd)
-
-
 @contextlib.contextmanager
-def _folder(path: str) -> t.Iterator[int]:
+def opened_folder(path: str) -> t.Iterator[int]:
     """A descriptor of a folder that only root or we can change; refuses links and other people's folders."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _check_owner(os.fstat(fd), path)
         yield fd
@@ -313,25 +322,48 @@ def _folder(path: str) -> t.Iterator[int]:
         os.close(fd)
 
 
-def _check_owner(status: os.stat_result, path: str) -> None:
-    if status.st_uid not in (0, os.geteuid()):
+@contextlib.contextmanager
+def opened_launch(state_dir: str, name: str, launch_id: str) -> t.Iterator[int]:
+    """A descriptor of a launch's folder; none of the folders on the way below the state directory may be a link."""
+    path = launch_dir(state_dir, name, launch_id)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with opened_folder(server_dir(state_dir, name)) as server_fd:
+        launches_fd = os.open(LAUNCHES, flags, dir_fd=server_fd)
+        try:
+            _check_owner(os.fstat(launches_fd), os.path.dirname(path))
+            fd = os.open(launch_id, flags, dir_fd=launches_fd)
+        finally:
+            os.close(launches_fd)
+        try:
+            _check_owner(os.fstat(fd), path)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _check_owner(status: os.stat_result, path: str, owners: t.Collection[int] = ()) -> None:
+    if status.st_uid not in (0, os.geteuid(), *owners):
         raise NotPermitted(f"{path} belongs to uid {status.st_uid}, who could change it under our hands")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NotPermitted(f"{path} can be changed by others (mode {stat.S_IMODE(status.st_mode):04o})")
 
 
-def _read(name: str, dir_fd: int) -> str:
+def read_small(name: str, dir_fd: int, owners: t.Collection[int] = ()) -> str:
+    """A plain file's text. Raises OSError, or NotPermitted for a link, a pipe, a large file or another user's one.
+
+    ``owners``: users, beside root and us, whose file it may be.
+    """
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise NotPermitted("it is no plain file")
-        _check_owner(status, name)
+        _check_owner(status, name, owners)
     except BaseException:
         os.close(fd)
         raise
     with os.fdopen(fd, "rb") as stream:
-        data = stream.read(_LIMIT_BYTES + 1)
-    if len(data) > _LIMIT_BYTES:
-        raise NotPermitted(f"it is larger than {_LIMIT_BYTES} bytes")
+        data = stream.read(LIMIT_BYTES + 1)
+    if len(data) > LIMIT_BYTES:
+        raise NotPermitted(f"it is larger than {LIMIT_BYTES} bytes")
     return data.decode("utf-8", errors="replace")

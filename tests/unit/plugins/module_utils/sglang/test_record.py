@@ -135,19 +135,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert (tmp_path / "f").read_bytes() == b"old"
 
 
-def test_pruning_keeps_the_newest_and_the_current(tmp_path: Path) -> None:
-    state = str(tmp_path)
-    for day in range(1, 15):
-        launch = dataclasses.replace(RECORD, launch_id=f"202601{day:02}T000000Z-0000")
-        folder = records.create_launch_dir(state, "main", launch.launch_id)
-        records.write_file(folder, "config.yaml", b"")
-        if day == 2:
-            records.write_record(state, launch)
-    assert len(records.prune(state, "main")) == 3
-    left = sorted(os.listdir(tmp_path / "main" / "launches"))
-    assert left == ["20260102T000000Z-0000"] + [f"202601{day:02}T000000Z-0000" for day in range(5, 15)]
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "a b", "a" * 65, "x\n"])
 def test_names_that_are_no_file_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(CleanSlateError, match="name of a server"):
