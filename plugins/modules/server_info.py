@@ -261,6 +261,57 @@ servers:
     state:
       description: V(serving), V(starting), V(listening) (it was not asked), V(hung) or V(unknown).
       type: str
+    launches:
+      description: The launches of this server that are kept in the state directory, the newest first.
+      type: list
+      elements: dict
+      version_added: 0.2.0
+      contains:
+        launch_id:
+          description: The launch.
+          type: str
+        started_at:
+          description: When its process was started, V(null) if the run that started it did not come to that.
+          type: str
+        config_hash:
+          description: The hash of its configuration.
+          type: str
+        user:
+          description: The account that it ran as.
+          type: str
+        from_launch:
+          description: The launch that it repeated.
+          type: str
+        operator:
+          description: Who started it.
+          type: str
+        run_id:
+          description: The run that started it.
+          type: str
+        verdict:
+          description: V(ready), V(failed), V(hung) or V(starting). V(null) if nobody ever judged it.
+          type: str
+        error:
+          description: Why it was not ready.
+          type: str
+        seconds_to_ready:
+          description: Seconds from its start to its proof.
+          type: float
+        tokens_per_s:
+          description: What it generated in the soak of its proof.
+          type: float
+        current:
+          description: Whether it is the current launch.
+          type: bool
+        last_good:
+          description: Whether it is the newest one that was proved to serve.
+          type: bool
+        startable:
+          description: Whether its folder has what O(cleanslate.sglang.server_launch#module:from_launch) needs.
+          type: bool
+        problem:
+          description: What of its folder can't be used, and why.
+          type: str
     matches:
       description: Whether it was launched as wanted. V(null) if that is not known. Only with O(wanted).
       type: bool
@@ -287,7 +338,8 @@ orphans:
     - pid: 4712
       title: sglang::scheduler_TP0
 records:
-  description: Records whose process does not live, or that can't be used.
+  description:
+    - Records whose process does not live, or that can't be used. Each has RV(servers[].launches) as well.
   returned: success
   type: list
   elements: dict
@@ -295,6 +347,7 @@ records:
     - name: chat
       launch_id: 20260131T235959Z-1a2b
       problem: its process does not live
+      launches: []
 problems:
   description: What could not be seen, and why.
   returned: success
@@ -322,6 +375,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.servers 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import process_row
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import http
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import servers as core
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.history import list_launches
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import (
     Reading,
     Record,
@@ -381,7 +435,17 @@ class Survey:
                 rows.append(
                     {"name": name, "launch_id": reading.record.launch_id, "problem": "its process does not live"}
                 )
-        return rows
+        return [{**row, "launches": self._launches(row["name"])} for row in rows]
+
+    def _launches(self, name: t.Optional[str]) -> list[Json]:
+        if name is None:
+            return []
+        try:
+            launches = list_launches(self.params["state_dir"], name)
+        except CleanSlateError as error:
+            self.problems.append(Problem("launches", None, str(error)))
+            return []
+        return [self.redactor.data(to_json(launch)) for launch in launches]
 
     def servers(self) -> list[Json]:
         rows = []
@@ -429,6 +493,7 @@ class Survey:
             "cgroup": row["cgroup"],
             "gpus": self._held(leader),
             **self._asked(launched, port, listening),
+            "launches": self._launches(None if record is None else record.name),
         }
         server["version"] = (launched.install.version if launched.install is not None else None) or _told_version(
             server
@@ -588,10 +653,11 @@ def survey(params: Params) -> Json:
         words = f"{unreadable} processes could not be looked into: whether they hold GPUs is not known"
         problems.append(Problem("device scan", None, words))
     servers = seen.servers()
+    records = seen.dead_records()
     return {
         "servers": servers,
         "orphans": seen.orphans(),
-        "records": seen.dead_records(),
+        "records": records,
         "problems": to_json([*problems, *seen.problems]),
     }
 

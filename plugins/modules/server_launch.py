@@ -646,7 +646,7 @@ def main() -> t.NoReturn:
         with lease.keep(request.state_dir, request.name, params["run_id"], "server_launch", LEASE_S):
             launched = act.start(request, plan, request.unit_dir, params["keep_launches"], documents)
     except CleanSlateError as error:
-        module.fail_json(msg=str(error))
+        module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
     for problem in launched.problems:
         module.warn(problem)
     module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files, changed))
