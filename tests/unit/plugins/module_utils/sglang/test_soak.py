@@ -33,7 +33,12 @@ def soak(send: Send, ranks: int = 1, **wants: t.Any) -> Soak:
 
 def test_all_are_sent_once_and_counted() -> None:
     indices: list[int] = []
-    result = soak(lambda index, tokens, _deadline: indices.append(index) or answer(tokens), requests=20)
+
+    def send(index: int, tokens: int, _deadline_s: float) -> Response:
+        indices.append(index)
+        return answer(tokens)
+
+    result = soak(send, requests=20)
     assert sorted(indices) == list(range(20))
     assert (result.requests, result.failed, result.concurrency, result.tokens) == (20, 0, 4, 640)
     assert result.first_error is None
@@ -77,7 +82,12 @@ def test_an_answer_without_tokens_is_a_failure() -> None:
 
 def test_after_silence_nothing_more_is_sent() -> None:
     sent: list[int] = []
-    result = soak(lambda index, *_: sent.append(index) or SILENT, requests=10, concurrency=1)
+
+    def send(index: int, _tokens: int, _deadline_s: float) -> Response:
+        sent.append(index)
+        return SILENT
+
+    result = soak(send, requests=10, concurrency=1)
     assert sent == [0]
     assert (result.failed, result.silent, result.tokens_per_s, result.latency_s) == (10, True, None, None)
 
