@@ -228,6 +228,39 @@ def test_reasoning_goes_apart_only_with_a_parser(ns: Namespace) -> None:
     assert "reasoning_content" in stream and stream.endswith("data: [DONE]\n\n")
 
 
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("parser", [True, False])
+def test_a_call_is_taken_out_of_the_text_only_with_a_parser(ns: Namespace, parser: bool) -> None:
+    flags = ("--tool-call-parser", "kimi_k2") if parser else ()
+    body = {"messages": [{"role": "user", "content": "hello"}], "tools": [TOOL], "tool_choice": "auto"}
+    choice = start_standin(ns, *flags).request("POST", "/v1/chat/completions", body).json["choices"][0]
+    message = choice["message"]
+    if parser:
+        assert message["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+        assert (choice["finish_reason"], message["content"]) == ("tool_calls", "")
+    else:
+        assert message["tool_calls"] is None
+        assert "<|tool_call_begin|>functions.get_weather:0" in message["content"]
+
+
+def test_every_nth_request_fails(ns: Namespace) -> None:
+    server = start_standin(ns, faults={"FAIL_EVERY": "3"})
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+    assert [server.request("POST", "/generate", body).status for _unused in range(6)] == [200, 200, 500] * 2
+
+
+def test_a_later_node_has_schedulers_alone_and_says_200_whatever_happens(ns: Namespace) -> None:
+    flags = ("--tp-size", "4", "--nnodes", "2", "--node-rank", "1")
+    server = start_standin(ns, *flags, wait=False)
+    server.wait_log("Dummy health check server started")
+    tree_is(server, "sglang::scheduler_TP2", "sglang::scheduler_TP3")
+    kill(ns, server.find("sglang::scheduler_TP3"), signal.SIGKILL)
+    assert server.request("GET", "/health").status == 200
+    assert server.request("GET", "/server_info").status == 404
+
+
 def test_config_file_comes_before_the_command_line_and_one_word_is_ignored(ns: Namespace, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
