@@ -97,6 +97,56 @@ def _server_lines(servers: Result) -> list[str]:
     return lines
 
 
+HISTORY = 10
+
+
+def history_lines(servers: Result) -> list[str]:
+    """The kept launches of each server, newest first: when, by whom, what came of it. Nothing where none are kept."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for server in [*items(servers, "servers"), *items(servers, "recorded")]:
+        name, launches = str(server.get("name")), items(server, "launches")
+        if not launches or name in seen:
+            continue
+        seen.add(name)
+        more = f" (the newest {HISTORY} of {len(launches)})" if len(launches) > HISTORY else ""
+        lines.append(f"Launches of {name}{more}")
+        lines += [f"  {line}" for line in table(_HISTORY_COLUMNS, [_launch_row(each) for each in launches[:HISTORY]])]
+    return lines
+
+
+_HISTORY_COLUMNS = [
+    Column("", 9),
+    Column("Launch", 21),
+    Column("By", 10),
+    Column("Config", 8),
+    Column("Verdict", 8),
+    Column("Ready s", right=True),
+    Column("Tokens/s", right=True),
+    Column("Why", 26),
+]
+
+
+def _launch_row(launch: Result) -> list[t.Any]:
+    if launch.get("problem"):
+        return ["", launch.get("launch_id"), "-", "-", "broken", "-", "-", shortened(launch["problem"], 78)]
+    marks = [word for word, key in (("current", "current"), ("good", "last_good")) if launch.get(key)]
+    seconds = launch.get("seconds_to_ready")
+    rate = mapping(launch, "soak").get("tokens_per_s", launch.get("tokens_per_s"))
+    source = f"again from {launch['from_launch']}; " if launch.get("from_launch") else ""
+    error = f"{source}{launch.get('error') or ''}".removesuffix("; ")
+    return [
+        " ".join(marks),
+        launch.get("launch_id"),
+        launch.get("operator") or "-",
+        str(launch.get("config_hash") or "-").removeprefix("sha256:")[:8],
+        launch.get("verdict") or "-",
+        "-" if seconds is None else seconds,
+        "-" if rate is None else rate,
+        shortened(error, 78),
+    ]
+
+
 def _ram_lines(memory: Result) -> list[str]:
     info = mapping(memory, "meminfo")
     if not info:
@@ -142,6 +192,7 @@ def inspect_lines(results: Result) -> list[str]:
 def _inside_lines(host: str, results: Result) -> list[str]:
     lines = _look_lines(host, mapping(results, "gpu_info"))
     lines += _server_lines(mapping(results, "server_info"))
+    lines += history_lines(mapping(results, "server_info"))
     return lines + _ram_lines(mapping(results, "memory_info"))
 
 

@@ -9,7 +9,6 @@ functions return sentences for people instead of raising, so that one run names 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import typing as t
@@ -20,13 +19,15 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from ..module_utils.decide.clean import DRIVER_CODES
+from .client_settings import client_host_problems, client_problems
+from .words import nearest, unknown_keys
 
 Options = dict[str, t.Any]
 Server = dict[str, t.Any]
 
 _SPEC_FILE = Path(__file__).resolve().parents[2] / "roles" / "preflight" / "meta" / "argument_specs.yml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-_MERGED = ("flags", "environment", "secret_environment", "deadlines")
+_MERGED = ("flags", "environment", "secret_environment", "deadlines", "soak", "hung_after", "drain")
 # Flags that have a place of their own in a server's entry, or that would put a secret on a command line.
 _ELSEWHERE = {
     "port": "port",
@@ -52,12 +53,6 @@ def server_options() -> Options:
     return t.cast(Options, host_options()["sglang_servers"]["options"])
 
 
-def nearest(word: str, valid: t.Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the valid word most like this one, or nothing."""
-    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
 def choice_problems(given: t.Mapping[str, t.Any], choices: t.Mapping[str, t.Sequence[str]]) -> list[str]:
     """Values that are none of their variable's choices."""
     return [
@@ -81,7 +76,12 @@ def _given(values: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def _deeply_given(settings: t.Mapping[str, t.Any]) -> Server:
     """The same, also in the mappings whose keys the specification lists (it fills them up with null)."""
     nested = {key for key, option in server_options().items() if option.get("options")}
-    return {key: _given(value) if key in nested else value for key, value in _given(settings).items()}
+    return {key: _given_within(value) if key in nested else value for key, value in _given(settings).items()}
+
+
+def _given_within(value: t.Any) -> t.Any:
+    """One mapping, or each of a list of them."""
+    return [_given(each) for each in value] if isinstance(value, list) else _given(value)
 
 
 def merge(defaults: t.Mapping[str, t.Any], server: t.Mapping[str, t.Any]) -> Server:
@@ -108,15 +108,6 @@ def find(servers: t.Sequence[t.Mapping[str, t.Any]], name: str, defaults: t.Mapp
     raise KeyError(name)
 
 
-def _unknown_keys(where: str, given: t.Iterable[str], valid: t.Iterable[str], kind: str) -> list[str]:
-    known = list(valid)
-    return [
-        f"{where}: unknown {kind} '{key}'{nearest(key, known) or '; valid are ' + ', '.join(sorted(known))}"
-        for key in given
-        if key not in known
-    ]
-
-
 def _secrets(server: t.Mapping[str, t.Any]) -> list[str]:
     """Texts that no message may show."""
     environment = server.get("secret_environment")
@@ -139,8 +130,10 @@ def _type_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
             if not isinstance(value, wanted):
                 problems.append(f"{where}: {key} must be a {'mapping' if option['type'] == 'dict' else 'string'}")
             continue
+        if option.get("type") == "list" and option.get("options"):
+            continue  # in words of its own, see client_settings
         if option.get("options") and isinstance(value, t.Mapping):
-            problems += _unknown_keys(f"{where}: {key}", map(str, value), option["options"], "key")
+            problems += unknown_keys(f"{where}: {key}", map(str, value), option["options"], "key")
             value = {name: each for name, each in value.items() if name in option["options"]}
         checked[key] = value
     for message in ArgumentSpecValidator(options).validate(checked).error_messages:
@@ -172,9 +165,11 @@ def _flag_problems(where: str, flags: t.Any) -> list[str]:
 
 def server_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
     """What is wrong with one server (its defaults merged in), each as one sentence that starts with ``where``."""
-    problems = _unknown_keys(where, map(str, server), server_options(), "key")
+    problems = unknown_keys(where, map(str, server), server_options(), "key")
     problems += _type_problems(where, server)
     problems += _flag_problems(where, server.get("flags"))
+    problems += client_problems(where, server.get("clients"), server_options()["clients"]["options"])
+    problems += _figure_problems(where, server)
     name, port = server.get("name"), server.get("port")
     if isinstance(name, str) and not _NAME.match(name):
         problems.append(
@@ -189,6 +184,28 @@ def server_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
         if gpus and server.get("device") == "cpu":
             problems.append(f"{where}: device is cpu, but gpus lists {', '.join(texts)}")
     return problems
+
+
+# Least values of figures for which zero or less would switch off what they bound.
+_LEAST = {
+    "soak": {"requests": 0, "concurrency": 1, "tokens": 1, "deadline_s": 1},
+    "hung_after": dict.fromkeys(("imports", "distributed", "weights", "kv_cache", "graphs", "warm_up"), 1),
+    "drain": {"deadline_s": 0},
+}
+
+
+def _figure_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
+    found = []
+    for key, bounds in _LEAST.items():
+        given = server.get(key)
+        for name, least in bounds.items() if isinstance(given, t.Mapping) else ():
+            value = given.get(name)
+            if isinstance(value, (int, float)) and not least <= value < float("inf"):
+                found.append(f"{where}: {key}: {name} is {value}, but must be at least {least}")
+    keep = server.get("keep_launches")
+    if isinstance(keep, int) and keep < 1:
+        found.append(f"{where}: keep_launches is {keep}, but must be at least 1")
+    return found
 
 
 def _twice(host: str, servers: t.Sequence[t.Mapping[str, t.Any]], key: str) -> list[str]:
@@ -216,7 +233,7 @@ def host_problems(
     """
     options = host_options()
     ours = sorted(name for name in names if name.startswith("sglang_"))
-    problems = _unknown_keys(host, ours, options, "variable")
+    problems = unknown_keys(host, ours, options, "variable")
     servers = values.get("sglang_servers")
     # Servers and the container's number have checks of their own below, with clearer words.
     apart = ("sglang_servers", "sglang_vmid")
@@ -243,6 +260,7 @@ def host_problems(
         name = server.get("name")
         where = f"{host}: server '{name}'" if isinstance(name, str) else f"{host}: sglang_servers[{position}]"
         problems += server_problems(where, server)
+        problems += client_host_problems(where, server.get("clients"), known_hosts)
         secrets += _secrets(server)
     for key in ("name", "port", "unit"):
         problems += _twice(host, merged, key)

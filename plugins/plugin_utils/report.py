@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing as t
 
 from .evict_report import eviction_lines, gpu_lines, gpus_of, node_lines, plan_lines, verdict_lines
-from .results import INDENT, Result, cut_off, label, mapping, ran, reasons, seconds
+from .results import INDENT, Result, cut_off, failure, label, mapping, ran, reasons, seconds
 from .serve_report import launch_lines, planned_lines, proof_lines
 from .tables import UNKNOWN, cell, paragraph
 
@@ -58,39 +58,139 @@ def _would_end(results: Result) -> bool:
 
 
 def relaunch_lines(results: Result) -> list[str]:
-    """The summary of one server's relaunch.
+    """The summary of one server's relaunch, or of its way back.
 
-    ``results``: host, server, check (bool), left_alone (bool), total_s, and the registered results teardown,
-    teardown_host (with node, the node's name), clean, launch, verify and planned, each empty where its step did not
-    run.
+    ``results``: host, server, check (bool), left_alone (bool), total_s, from_launch, on_failure, and the registered
+    results teardown, teardown_host (with node, the node's name), clean, launch, verify and planned, each empty where
+    its step did not run. After a failure first, second and stopped hold those of each path, next and trial what was
+    decided, and outcome its sentence. lease, lease_released, clients_held, clients_released and clients_problems
+    are told where they matter.
     """
     title = f"{results.get('server')} on {results.get('host')}"
     if results.get("left_alone"):
         lines = [f"{title}: SERVING, left alone: it has the wanted configuration"]
-        return lines + proof_lines(results.get("verify")) + _times(results)
+        return lines + proof_lines(results.get("verify")) + _lease_lines(results) + _times(results)
     if results.get("check"):
-        lines = [f"{title}: check mode, nothing was changed"]
-        lines += plan_lines(results.get("teardown"))
-        lines += plan_lines(results.get("teardown_host"), results.get("node") or "of the container")
-        lines += verdict_lines(results.get("clean"), "Now")
-        if _would_end(results):
-            words = "end here and start nothing: it is not clean, and the scope includes nobody to evict"
-            return lines + [label("Would") + words]
-        return lines + planned_lines(results.get("planned")) + launch_lines(results.get("launch"), would=True)
-    lines = [f"{title}: {_outcome(results)}"]
-    lines += gpu_lines(results.get("teardown"), results.get("clean"))
-    lines += eviction_lines(results.get("teardown"))
-    lines += node_lines(results.get("teardown_host"), results.get("node"))
-    lines += verdict_lines(results.get("clean"))
-    lines += planned_lines(results.get("planned"))
-    lines += launch_lines(results.get("launch"))
-    return lines + proof_lines(results.get("verify")) + _times(results)
+        return _check_lines(title, results)
+    first = mapping(results, "first")
+    lines = [f"{title}: {_whole_outcome(results)}"]
+    lines += path_lines(first or results, results)
+    if mapping(results, "second"):
+        lines += ["", f"Going back to launch {mapping(results, 'trial').get('launch_id')}"]
+        lines += path_lines(mapping(results, "second"), {**results, "planned": {}})
+    if mapping(results, "stopped"):
+        lines += ["", "Stopping it"] + path_lines(mapping(results, "stopped"), {**results, "planned": {}}, starts=False)
+    lines += _client_lines(results) + _lease_lines(results)
+    story = mapping(results, "outcome").get("outcome")
+    lines += paragraph(str(story), label("Outcome")) if story and first else []
+    return lines + _times(results)
+
+
+def path_lines(path: Result, results: Result, starts: bool = True) -> list[str]:
+    """What the steps of one path did. ``path``: its registered results."""
+    lines = gpu_lines(path.get("teardown"), path.get("clean"))
+    lines += eviction_lines(path.get("teardown"))
+    lines += node_lines(path.get("teardown_host"), results.get("node"))
+    lines += verdict_lines(path.get("clean"))
+    if not starts:
+        return lines
+    lines += planned_lines(results.get("planned")) + launch_lines(path.get("launch"))
+    return lines + proof_lines(path.get("verify"))
+
+
+def _check_lines(title: str, results: Result) -> list[str]:
+    lines = [f"{title}: check mode, nothing was changed"]
+    holder = mapping(mapping(results, "lease"), "holder")
+    if holder and holder.get("held"):
+        lines += paragraph(f"wait for {holder_words(holder)}", label("Would"))
+    lines += plan_lines(results.get("teardown"))
+    lines += plan_lines(results.get("teardown_host"), results.get("node") or "of the container")
+    lines += verdict_lines(results.get("clean"), "Now")
+    if _would_end(results):
+        words = "end here and start nothing: it is not clean, and the scope includes nobody to evict"
+        return lines + [label("Would") + words]
+    lines += planned_lines(results.get("planned")) + launch_lines(results.get("launch"), would=True)
+    return lines + _would_follow(results) + _client_lines(results)
+
+
+def _would_follow(results: Result) -> list[str]:
+    """Check mode: what a failure of the start or of the proof would lead to."""
+    choice = results.get("on_failure")
+    if choice == "leave":
+        return paragraph("leave it as it is, if it does not serve (on_failure: leave)", label("Would"))
+    if choice != "rollback":
+        return paragraph(f"stop it, if it does not serve (on_failure: {choice})", label("Would")) if choice else []
+    trial = mapping(results, "trial")
+    follow = mapping(trial, "next")
+    if follow.get("step") == "rollback":
+        same = mapping(results, "launch").get("config_hash")
+        if same and same == trial.get("config_hash"):
+            text = f"stop it, if it does not serve: launch {trial.get('launch_id')} has the same configuration"
+        else:
+            text = f"go back to launch {trial.get('launch_id')}, if it does not serve"
+        return paragraph(text, label("Would"))
+    why = follow.get("why")
+    return paragraph(f"stop it, if it does not serve: {why}", label("Would")) if why else []
+
+
+def _whole_outcome(results: Result) -> str:
+    """The title's words: how the wanted path ended, and what came of what followed."""
+    first, second = mapping(results, "first"), mapping(results, "second")
+    text = _outcome(first or results)
+    if not first:
+        return text
+    step = mapping(results, "next").get("step")
+    if second:
+        target = mapping(results, "trial").get("launch_id")
+        if mapping(second, "verify").get("ready") is True:
+            return f"{text}; rolled back to {target}: SERVING"
+        return f"{text}; the rollback failed too"
+    return text + {"stop": "; stopped", "leave": "; left as it is"}.get(str(step), "")
+
+
+def _client_lines(results: Result) -> list[str]:
+    lines: list[str] = []
+    problems = results.get("clients_problems") or []
+    for client in results.get("clients_released") or []:
+        detail = f" ({client['detail']})" if client.get("detail") else ""
+        lines += paragraph(f"{client.get('name')}: {client.get('result')}{detail}", label("Client"))
+    for client in results.get("clients_held") or []:
+        word = "stopped" if client.get("action") == "stop" else "paused"
+        lines += paragraph(f"{client.get('name')} on {client.get('host')}: still {word}", label("Client"))
+    for problem in problems if isinstance(problems, (list, tuple)) else []:
+        lines += paragraph(cell(problem), "warning: ", indent=INDENT)
+    return lines
+
+
+def holder_words(holder: Result) -> str:
+    """Who holds a lease, since when and until when."""
+    by = " ".join(filter(None, (f"of {holder['operator']}" if holder.get("operator") else "",
+                                f"on {holder['controller']}" if holder.get("controller") else "")))  # fmt: skip
+    return f"run {holder.get('run_id')} {by}, which works on it since {holder.get('taken_at')}".replace("  ", " ")
+
+
+def _lease_lines(results: Result) -> list[str]:
+    """The lease, where something about it is worth telling."""
+    lease, released = mapping(results, "lease"), results.get("lease_released")
+    lines: list[str] = []
+    waited = lease.get("waited_s")
+    if isinstance(waited, (int, float)) and waited >= 1:
+        lines += paragraph(f"waited {cell(float(waited))} s for another run", label("Lease"))
+    if mapping(lease, "broken"):
+        words = holder_words(mapping(lease, "broken"))
+        reason = mapping(lease, "broken").get("why")
+        lines += paragraph(f"broken: that of {words}{f' ({reason})' if reason else ''}", label("Lease"))
+    # failed_when: false takes the word 'failed' away, and leaves the message.
+    if ran(released) and released.get("msg"):
+        lines += paragraph(f"not given back ({failure(released)}); it ends by itself", label("Lease"))
+    return lines
 
 
 def teardown_lines(results: Result) -> list[str]:
     """The summary of one eviction.
 
-    ``results``: host, server, check, the registered results teardown and teardown_host, and node, its name.
+    ``results``: host, server, check, the registered results teardown and teardown_host, and node, its name; lease,
+    lease_released, clients_held and clients_problems as for a relaunch, and no_lease, why there is none.
     """
     teardown, by_node = results.get("teardown"), results.get("teardown_host")
     title = f"{results.get('server')} on {results.get('host')}"
@@ -98,10 +198,11 @@ def teardown_lines(results: Result) -> list[str]:
         plans = plan_lines(teardown) + plan_lines(by_node, results.get("node") or "of the container")
         return [f"{title}: check mode, nothing was changed", *plans]
     lines = [f"{title}: eviction; it certifies nothing, assert_clean.yml does"]
+    lines += paragraph(str(results["no_lease"]), label("Lease")) if results.get("no_lease") else []
     lines += gpu_lines(teardown if _has_gpus(teardown) else by_node, {}) + eviction_lines(teardown)
     for sentence in reasons(teardown):
         lines += paragraph(sentence, "- ", indent=INDENT)
-    return lines + node_lines(by_node, results.get("node"))
+    return lines + node_lines(by_node, results.get("node")) + _client_lines(results) + _lease_lines(results)
 
 
 def _has_gpus(teardown: t.Any) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
-from .results import INDENT, Result, failure, items, label, mapping, ran
-from .tables import cell, paragraph, shortened
+from .results import INDENT, Result, failure, items, label, mapping, ran, who
+from .tables import UNKNOWN, cell, paragraph, shortened
 
 
 def planned_lines(planned: t.Any) -> list[str]:
@@ -34,6 +34,7 @@ def launch_lines(launch: t.Any, would: bool = False) -> list[str]:
         f"pid {launch['pid']}" if launch.get("pid") else "",
         cell(launch["unit"]) if launch.get("unit") else "",
         f"configuration {shortened(launch['config_hash'], 19)}" if launch.get("config_hash") else "",
+        f"again from launch {launch['from_launch']}" if launch.get("from_launch") else "",
     ]
     lines = paragraph(
         ", ".join(filter(None, facts)) or "a new process",
@@ -44,31 +45,151 @@ def launch_lines(launch: t.Any, would: bool = False) -> list[str]:
 
 
 def proof_lines(verify: t.Any) -> list[str]:
-    """What proves that it serves: tokens of every rank, reasoning, headroom; or the server's own error."""
+    """What proves that it serves, or why it does not: the server's own error, its last lines, where its ranks are."""
     if not ran(verify):
         return [label("Proved") + "nothing"]
-    if not verify.get("ready"):
-        verdict = cell(verify.get("verdict") or "no verdict")
-        phase = f" in phase '{verify['phase']}'" if verify.get("phase") else ""
-        text = f"not serving: {verdict}{phase}: {verify.get('error') or failure(verify)}"
-        lines = paragraph(text, label("Proved"))
-        tail = verify.get("log_tail")
-        tail = tail.splitlines() if isinstance(tail, str) else items(verify, "log_tail")
-        return lines + [" " * INDENT + "| " + shortened(line, 84) for line in tail[-8:]]
+    lines = _proved(verify) if verify.get("ready") else _not_proved(verify)
+    return lines + phase_lines(verify)
+
+
+def _proved(verify: Result) -> list[str]:
     facts = []
     for each in items(verify, "tokens"):
         rank = each.get("dp_rank")
         where = f" from DP rank {rank}" if rank is not None else ""
         facts.append(f"{cell(each.get('count'))} tokens{where} in {cell(each.get('seconds'))} s")
-    reasoning = verify.get("reasoning")
-    if isinstance(reasoning, t.Mapping):
-        facts.append("reasoning " + cell(reasoning.get("verdict") or reasoning.get("message") or _flat(reasoning)))
-    elif reasoning:
-        facts.append("reasoning is separated")
+    facts += _verdicts(verify)
     if verify.get("headroom_mib") is not None:
         facts.append(f"GPU headroom {cell(verify['headroom_mib'])} MiB")
     pid = f"pid {verify['pid']} serves on port {verify.get('port')}; " if verify.get("pid") else ""
-    return paragraph(pid + ", ".join(facts), label("Proved"))
+    lines = paragraph(pid + ", ".join(facts), label("Proved"))
+    lines += _ranks(verify) + _flags(verify) + _load(verify)
+    for warning in items(mapping(verify, "proof"), "warnings"):
+        lines += paragraph(cell(warning), "warning: ", indent=INDENT)
+    return lines
+
+
+def _verdicts(verify: Result) -> list[str]:
+    """What the probes of the answer's form found, where they were asked for."""
+    facts = []
+    for key, word in (("reasoning", "reasoning"), ("tools", "tool calls")):
+        found = verify.get(key)
+        if isinstance(found, t.Mapping):
+            facts.append(f"{word} " + cell(found.get("verdict") or found.get("message") or _flat(found)))
+        elif found and key == "reasoning":
+            facts.append("reasoning is separated")
+    return facts
+
+
+def _ranks(verify: Result) -> list[str]:
+    """Schedulers that live, and the GPUs that they hold."""
+    workers, used = mapping(verify, "workers"), items(verify, "gpus_used")
+    facts = []
+    if workers.get("schedulers") is not None:
+        wanted = workers.get("expected")
+        facts.append(f"{cell(workers['schedulers'])} of {cell(wanted)} schedulers live")
+    if used:
+        held = [_gpu(each) for each in used if each.get("used") is True]
+        unseen = [_gpu(each) for each in used if each.get("used") is None]
+        hidden = f", not visible {','.join(unseen)}" if unseen else ""
+        facts.append(f"GPUs in use {','.join(held) or 'none'}{hidden}")
+    lines = paragraph("; ".join(facts), "ranks: ", indent=INDENT) if facts else []
+    for each in used:
+        for stranger in items(each, "strangers"):
+            lines += paragraph(f"GPU {_gpu(each)} is also held by {cell(stranger)}", "warning: ", indent=INDENT)
+    return lines
+
+
+def _gpu(each: Result) -> str:
+    index = each.get("index")
+    return str(each.get("gpu") if index is None else index)
+
+
+def _flags(verify: Result) -> list[str]:
+    """Flags that run otherwise than wanted, and those that SGLang has set itself."""
+    judged = verify.get("flags_differ")
+    lines: list[str] = []
+    for key, word in (("differences", "differs"), ("resolved", "set by SGLang")):
+        for each in items(judged, key) if isinstance(judged, t.Mapping) else []:
+            if isinstance(each, t.Mapping):
+                values = f"wanted {cell(each.get('wanted'))}, runs with {cell(each.get('running'))}"
+                name = each.get("flag") or each.get("name")
+                lines += paragraph(f"{name}: {values}", f"{word}: ", indent=INDENT)
+            else:
+                lines += paragraph(cell(each), f"{word}: ", indent=INDENT)
+    return lines
+
+
+def _load(verify: Result) -> list[str]:
+    soak = mapping(verify, "soak")
+    if not soak:
+        return []
+    latency = mapping(soak, "latency_s")
+    facts = [
+        f"{cell(soak.get('requests'))} requests, {cell(soak.get('concurrency'))} at a time: "
+        f"{cell(soak.get('failed'))} failed",
+        f"{cell(soak.get('tokens_per_s'))} tokens/s",
+    ]
+    if latency:
+        facts.append(f"latency {cell(latency.get('p50'))} s, 95 % within {cell(latency.get('p95'))} s")
+    if soak.get("first_error"):
+        facts.append(f"first error: {soak['first_error']}")
+    return paragraph(", ".join(facts), "load: ", indent=INDENT)
+
+
+def phase_lines(verify: Result) -> list[str]:
+    """How long each phase of the start took."""
+    facts = []
+    for each in items(verify, "phases"):
+        if each.get("name") != "ready":
+            percent = f" ({cell(each['percent'])} %)" if isinstance(each.get("percent"), (int, float)) else ""
+            seconds = each.get("seconds")
+            took = f" {seconds:.0f} s" if isinstance(seconds, (int, float)) else ""
+            facts.append(f"{each.get('name')}{took}{percent}")
+    return paragraph(", ".join(facts), "phases: ", indent=INDENT) if facts else []
+
+
+def _not_proved(verify: Result) -> list[str]:
+    verdict = cell(verify.get("verdict") or "no verdict")
+    phase = f" in phase '{verify['phase']}'" if verify.get("phase") else ""
+    text = f"not serving: {verdict}{phase}: {verify.get('error') or failure(verify)}"
+    lines = paragraph(text, label("Proved"))
+    error = str(verify.get("error"))
+    for problem in items(mapping(verify, "proof"), "problems"):
+        if str(problem) not in error:
+            lines += paragraph(cell(problem), "also: ", indent=INDENT)
+    lines += _load(verify) + evidence_lines(mapping(verify, "evidence"))
+    tail = verify.get("log_tail")
+    tail = tail.splitlines() if isinstance(tail, str) else items(verify, "log_tail")
+    return lines + [" " * INDENT + "| " + shortened(line, 84) for line in tail[-10:]]
+
+
+def evidence_lines(evidence: Result) -> list[str]:
+    """Where each rank was, and what memory there was, at the moment when it was given up."""
+    lines: list[str] = []
+    for each in items(evidence, "processes"):
+        facts = [f"state {each.get('state') or UNKNOWN}"]
+        if each.get("cpu_percent") is not None:
+            busy = "" if isinstance(each["cpu_percent"], str) else " % CPU"
+            facts.append(f"{cell(each['cpu_percent'])}{busy}")
+        if each.get("wchan"):
+            facts.append(f"waits in {each['wchan']}")
+        stack = [cell(line) for line in items(each, "stack")]
+        if stack:
+            facts.append(f"stack ({cell(each.get('stack_source'))}): {'; '.join(stack[:4])}")
+        elif each.get("stack_problem"):
+            facts.append(f"no stack: {each['stack_problem']}")
+        lines += paragraph(", ".join(facts), f"{who(each)}: ", indent=INDENT)
+    shown = [
+        f"GPU {each.get('index')} {cell(each.get('used_mib'))} of {cell(each.get('total_mib'))} MiB in use"
+        for each in items(evidence, "gpus")
+    ]
+    memory = mapping(evidence, "memory")
+    if memory.get("available_mib") is not None:
+        shown.append(f"{cell(memory['available_mib'])} MiB of host memory available")
+    if memory.get("cgroup_oom_kills"):
+        shown.append(f"{cell(memory['cgroup_oom_kills'])} processes killed for lack of memory")
+    return lines + (paragraph("; ".join(shown), "memory: ", indent=INDENT) if shown else [])
 
 
 def _flat(mapping: Result) -> str:

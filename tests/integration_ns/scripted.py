@@ -35,6 +35,8 @@ MODULES = (
     "server_ready",
     "server_info",
     "memory_info",
+    "server_lease",
+    "client_hold",
 )
 RUN_DEADLINE_S = 120
 
@@ -57,8 +59,15 @@ with open(directory + "/script.json") as handle:
     script = json.load(handle)
 with open(directory + "/calls") as handle:
     count = sum(1 for line in handle if json.loads(line)["key"] == key)
-answers = script[key]
-print(json.dumps(answers[min(count, len(answers)) - 1]))
+answer = dict(script[key][min(count, len(script[key])) - 1])
+if answer.pop("echo", False):
+    # The lease of whoever asks for it.
+    held = given.get("state") == "held" and not check
+    answer["lease"] = {"name": given["name"], "run_id": given["run_id"]} if held else None
+if "kill" in answer:
+    # The connection is gone: no answer at all.
+    sys.exit(0)
+print(json.dumps(answer))
 """
 
 # Takes the place of community.proxmox's plugin: it connects locally and writes down with which options.
@@ -94,6 +103,17 @@ class Connection(Local):
             handle.write(json.dumps({name: self.get_option(name) for name in names}) + chr(10))
         return super()._connect()
 '''
+
+
+def _told(row: dict[str, t.Any]) -> str:
+    """A call in short: `server_launch from last_good (check)`."""
+    arguments = row["arguments"]
+    words = [row["key"].removesuffix("@inside")]
+    if row["key"].startswith(("server_lease", "client_hold")):
+        words.append(str(arguments.get("state", "held")))
+    if arguments.get("from_launch"):
+        words.append(f"from {arguments['from_launch']}")
+    return " ".join(words) + (" (check)" if row["check"] else "")
 
 
 def gpu(index: int) -> dict[str, t.Any]:
@@ -157,6 +177,29 @@ def planned(verdict: str, *findings: dict[str, t.Any], **changes: t.Any) -> dict
     }
 
 
+def kept(launch_id: str, config_hash: str = "sha256:bb", **changes: t.Any) -> dict[str, t.Any]:
+    """What server_launch says in check mode of a kept launch."""
+    record = {"launch_id": None, "port": 31000, "gpus": [UUIDS[0]], "device": None, "user": "root", "flags": {}}
+    return {
+        "changed": True,
+        "launch_id": None,
+        "pid": None,
+        "config_hash": config_hash,
+        "from_launch": launch_id,
+        "record": {**record, **changes},
+    }
+
+
+def launched(launch_id: str, config_hash: str = "sha256:aa", **changes: t.Any) -> dict[str, t.Any]:
+    """A start as the module gives it."""
+    return {"changed": True, "launch_id": launch_id, "pid": 9, "config_hash": config_hash, **changes}
+
+
+def unproved(verdict: str = "failed", error: str = "no such model", **changes: t.Any) -> dict[str, t.Any]:
+    """A start that does not serve."""
+    return {"failed": True, "ready": False, "verdict": verdict, "error": error, "pid": None, "log_tail": [], **changes}
+
+
 class Scripted:
     """A container and its node, both by local connections, and the scripts of their modules."""
 
@@ -187,6 +230,8 @@ class Scripted:
             "server_ready@inside": [ready],
             "server_info@inside": [{"servers": [], "orphans": []}],
             "memory_info@inside": [{"available_mib": 1}],
+            "server_lease@inside": [{"changed": False, "echo": True, "holder": None, "broken": None, "waited_s": 0.0}],
+            "client_hold@inside": [{"changed": True, "verdict": "held", "clients": [], "held": [], "problems": []}],
         }
         self._collection()
 
@@ -275,12 +320,19 @@ class Scripted:
         return [json.loads(line) for line in (self.directory / "calls").read_text().splitlines()]
 
     def calls(self) -> list[str]:
-        """The calls after the preflight's, in their order."""
-        keys = [row["key"] for row in self.rows()]
+        """The calls after the preflight's, in their order, without those for the lease."""
+        keys = [row["key"] for row in self.rows() if not row["key"].startswith("server_lease")]
         first = next(
             (number for number, key in enumerate(keys) if key.startswith(("gpu_evict", "clean_state"))), len(keys)
         )
         return keys[first:]
+
+    def whole(self) -> list[str]:
+        """The calls from the lease on, each with what tells it from others of its module."""
+        rows = self.rows()
+        keys = [row["key"] for row in rows]
+        start = keys.index("server_lease@inside") if "server_lease@inside" in keys else len(keys)
+        return [_told(row) for row in rows[start:]]
 
     def arguments(self, key: str, number: int = -1) -> dict[str, t.Any]:
         """The arguments of one call of a module."""
