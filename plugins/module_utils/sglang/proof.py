@@ -287,9 +287,9 @@ def judge_tools(answer: Response) -> Tools:
     if markup is not None:
         shown = markup.group(0).strip()[:60]
         return Tools("missing", f"tool_calls is empty and the call stands in {where} ({shown})", answer.seconds)
-    if not (seen.content.strip() or seen.thought.strip()):
-        return Tools("unknown", "the answer holds neither a call nor text", answer.seconds)
     words = "the model answered in words and called nothing: this proves nothing of the tool parser"
+    if not (seen.content.strip() or seen.thought.strip()):
+        words = "the answer holds neither a call nor text: this proves nothing of the tool parser"
     if seen.finish_reason == "length":
         words = f"{_TOOL_TOKENS} tokens were over before the model called anything: this proves nothing"
     return Tools("not_called", words, answer.seconds)
