@@ -32,8 +32,8 @@ READY_LINE = "The server is fired up and ready to roll!"
 START_DEADLINE_S = 200.0
 # A net above every deadline of the module.
 MODULE_DEADLINE_S = 280.0
-# Two ranks of one machine need cores of their own, else SGLang refuses to start.
-BOUND = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+# Two ranks of one machine need cores of their own, else SGLang refuses to start. Compiled kernels would only cost time.
+BOUND = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TORCHDYNAMO_DISABLE": "1"}
 SHM_MIB = 256
 SPAWNED = "multiprocessing.spawn"
 SCHEDULER = "sglang::scheduler"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.tests.engine.real import BOUND, READY_LINE, SCHEDULER, RealServer
+from ansible_collections.cleanslate.sglang.tests.engine.real import BOUND, PORT, READY_LINE, SCHEDULER, RealServer
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
@@ -35,21 +35,27 @@ def test_case_28_a_dead_data_parallel_rank_behind_a_health_of_200(server: RealSe
     assert "DP1" in dead["error"] or "rank 1" in dead["error"], dead["error"]
 
 
-def test_case_29_a_second_node_with_dead_schedulers(engine_ns: Namespace, tmp_path: Path) -> None:
+def test_case_29_a_second_node_without_a_living_scheduler(engine_ns: Namespace, tmp_path: Path) -> None:
     """Two nodes of one server on this machine, one rank each; node 1's HTTP is SGLang's own constant 200."""
     shared = {"tp_size": 2, "nnodes": 2, "dist_init_addr": "127.0.0.1:25000"}
-    nodes = [RealServer(engine_ns, tmp_path, f"node{rank}", 31000 + rank) for rank in (0, 1)]
-    for rank, node in enumerate(nodes):
+    first, second = (RealServer(engine_ns, tmp_path, f"node{rank}", PORT + rank) for rank in (0, 1))
+    for rank, node in enumerate((first, second)):
         node.start(flags={**shared, "node_rank": rank}, environment=BOUND)
-    answers = [node.ready() for node in nodes]
+    answers = [first.ready(), second.ready()]
     assert [answer["verdict"] for answer in answers] == ["ready", "ready"], [answer["error"] for answer in answers]
-    assert READY_LINE in nodes[0].log()
+    assert READY_LINE in first.log()
     assert answers[1]["tokens"] == [], "node 1 has no HTTP that could prove anything"
-    second = nodes[1]
-    victim = second.titled(SCHEDULER)
-    second.signal("KILL", *victim)
+
+    (scheduler,) = second.titled(SCHEDULER)
+    second.signal("STOP", scheduler)
+    assert second.request("GET", "/health").status == 200, "it says so whatever its schedulers do"
+    hung = second.ready(deadline_s=60, stopped_after_s=3)
+    assert (hung["ready"], hung["verdict"]) == (False, "hung"), hung
+    assert str(scheduler) in hung["error"], hung["error"]
+
+    # Some seconds after the kill SGLang ends this node's leader as well; until then it goes on to answer.
+    second.signal("KILL", scheduler)
     wait_for("the scheduler of node 1 is gone", lambda: not second.titled(SCHEDULER), 20)
-    lie = second.request("GET", "/health")
-    dead = second.ready(deadline_s=30)
-    assert (dead["ready"], dead["verdict"]) == (False, "failed"), (lie, dead)
-    assert "scheduler" in dead["error"], dead["error"]
+    dead = second.ready(deadline_s=60)
+    assert (dead["ready"], dead["verdict"]) == (False, "failed"), dead
+    assert "scheduler" in dead["error"] or "-9" in dead["error"] or "ended" in dead["error"], dead["error"]

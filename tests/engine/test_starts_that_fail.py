@@ -22,7 +22,7 @@ STOPPED_AFTER_S = 4.0
 LOOKS_S = 20.0
 
 
-def check_one_sentence(answer: dict[str, t.Any], *words: str) -> None:
+def check_one_sentence(server: RealServer, answer: dict[str, t.Any], *words: str) -> None:
     """Failed, with a cause that a person can read at a glance, and with the evidence."""
     assert (answer["ready"], answer["verdict"]) == (False, "failed"), answer
     error = answer["error"]
@@ -31,8 +31,10 @@ def check_one_sentence(answer: dict[str, t.Any], *words: str) -> None:
     assert "\n" not in error, error
     assert len(error) < 600, error
     assert "Traceback" not in error, error
-    assert answer["log_tail"], answer
-    assert answer["evidence"]["last_lines"], answer["evidence"]
+    # A server that imports has said nothing yet.
+    if server.log():
+        assert answer["log_tail"], answer
+        assert answer["evidence"]["last_lines"], answer["evidence"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_it_dies_by_itself(server: RealServer, changes: dict[str, t.Any], words:
     with server.watched() as watch:
         died = server.wait_dead(server.pid)
         timed = watch.result()
-    check_one_sentence(timed.result, *words)
+    check_one_sentence(server, timed.result, *words)
     assert timed.ended - died < VERDICT_S, timed.ended - died
 
 
@@ -73,13 +75,13 @@ def test_the_port_is_taken_by_a_stranger(server: RealServer, engine_ns: Namespac
     before = time.monotonic()
     early = server.ready()
     assert time.monotonic() - before < LOOKS_S
-    check_one_sentence(early, f"pid {stranger.pid}", "http.server")
+    check_one_sentence(server, early, f"pid {stranger.pid}", "http.server")
     wait_for("it can't bind the port", lambda: "address already in use" in server.log(), START_DEADLINE_S)
     assert server.alive(server.pid)
-    check_one_sentence(server.ready(), f"pid {stranger.pid}")
+    check_one_sentence(server, server.ready(), f"pid {stranger.pid}")
     server.signal("KILL", server.pid)
     server.wait_dead(server.pid, 20)
-    check_one_sentence(server.ready(), "in use")
+    check_one_sentence(server, server.ready(), "in use")
 
 
 @pytest.mark.parametrize("who", ["scheduler", "leader", "leader-while-importing"])
