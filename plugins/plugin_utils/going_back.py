@@ -113,7 +113,7 @@ def old_settings(server: Result, trial: Result) -> JSON:
         "user": record.get("user"),
         "unit": record.get("unit") or server.get("unit"),
         "gpus": [str(gpu) for gpu in record.get("gpus") or []],
-        "device": "cpu" if record.get("device") == "cpu" else "gpu",
+        "device": "cpu" if _without_gpus(server, record) else "gpu",
     }
     return {**settings, **{key: value for key, value in given.items() if value is not None}}
 
@@ -141,6 +141,11 @@ def clients_go_on(verify: t.Any, teardown: t.Any, node: t.Any, launch: t.Any) ->
     if ran(launch) or ran(node):
         return False
     return not ran(teardown) or (not teardown.get("changed") and not connection_lost(teardown))
+
+
+def _without_gpus(server: Result, record: Result) -> bool:
+    """SGLang may compute on the CPU and its GPUs be planned all the same (simulated ones): both must say that it has none."""
+    return record.get("device") == "cpu" and not record.get("gpus") and server.get("device") == "cpu"
 
 
 # --- choosing by hand -------------------------------------------------------------------------------------------------
@@ -185,7 +190,7 @@ def launches_of(info: t.Any, name: str) -> list[t.Any]:
     """The kept launches of one server in a result of server_info."""
     if not isinstance(info, t.Mapping):
         return []
-    for key in ("servers", "recorded"):
+    for key in ("servers", "records"):
         for server in items(info, key):
             if isinstance(server, t.Mapping) and server.get("name") == name and server.get("launches"):
                 return items(server, "launches")

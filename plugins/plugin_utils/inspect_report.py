@@ -104,7 +104,7 @@ def history_lines(servers: Result) -> list[str]:
     """The kept launches of each server, newest first: when, by whom, what came of it. Nothing where none are kept."""
     lines: list[str] = []
     seen: set[str] = set()
-    for server in [*items(servers, "servers"), *items(servers, "recorded")]:
+    for server in [*items(servers, "servers"), *items(servers, "records")]:
         name, launches = str(server.get("name")), items(server, "launches")
         if not launches or name in seen:
             continue
