@@ -19,7 +19,6 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import hi
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import record as records
 from ansible_collections.cleanslate.sglang.tests.harness.modules import ModuleResult, module_env, run_module
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
-from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 from ansible_collections.cleanslate.sglang.tests.integration_ns.test_launch_server import Site
 
 pytestmark = pytest.mark.ns
@@ -38,18 +37,6 @@ def site(ns: Namespace, tmp_path: Path) -> Site:
 
 def folder_of(site: Site, result: ModuleResult) -> Path:
     return site.state / "main" / "launches" / str(result.json["launch_id"])
-
-
-def end_all(site: Site) -> None:
-    """End everything in the namespace; a server that starts makes new processes while the others are ended."""
-
-    def ended() -> bool:
-        pids = [str(pid) for pid, _ticks in site.ns.living()]
-        if pids:
-            site.ns.run(["kill", "-KILL", *pids], 5)
-        return not site.ns.living()
-
-    wait_for("everything gone", ended, 15)
 
 
 def again(site: Site, wanted: str, *, check: bool = False, **changes: t.Any) -> ModuleResult:
@@ -121,9 +108,9 @@ def test_a_kept_launch_starts_exactly_what_ran_then(site: Site) -> None:
     )
     before = seen_by_the_kernel(site, first)
     files = {name: (folder_of(site, first) / name).read_bytes() for name in ("config.yaml", "env")}
-    end_all(site)
+    site.kill_all()
     site.started(flags={"tp_size": 1})
-    end_all(site)
+    site.kill_all()
     would = again(site, "last_good", check=True)
     assert not would.failed, would.json
     assert (would.json["launch_id"], would.json["from_launch"]) == (None, first.json["launch_id"])
@@ -150,7 +137,7 @@ def test_a_kept_launch_starts_exactly_what_ran_then(site: Site) -> None:
     assert ready.json["ready"] is True, ready.json
     assert os.readlink(site.state / "main" / "last_good") == f"launches/{new}"
     # And that one again, by its id.
-    end_all(site)
+    site.kill_all()
     third = again(site, new)
     assert not third.failed, third.json
     assert {name: (folder_of(site, third) / name).read_bytes() for name in files} == files
@@ -218,7 +205,7 @@ def test_what_makes_no_sense_is_refused(site: Site, changes: dict[str, t.Any], w
 
 def test_a_start_that_can_not_be_recorded_is_no_start(site: Site) -> None:
     site.started()
-    end_all(site)
+    site.kill_all()
     (site.state / "main" / "last_good").mkdir()
     for check in (True, False):
         result = site.launch(check=check)
@@ -239,13 +226,13 @@ def test_a_refused_start_leaves_no_folder(site: Site) -> None:
 
 def test_launches_are_kept_up_to_their_number_and_their_logs_up_to_their_size(site: Site) -> None:
     good = proved(site, keep_launches=3)
-    end_all(site)
+    site.kill_all()
     with (folder_of(site, good) / "server.log").open("r+b") as log:
         log.truncate(20 << 20)
     others = []
     for _round in range(4):
         others.append(site.started(keep_launches=3).json["launch_id"])
-        end_all(site)
+        site.kill_all()
     left = sorted(os.listdir(site.state / "main" / "launches"))
     assert left == sorted([good.json["launch_id"], *others[-2:]])
     assert (folder_of(site, good) / "server.log").stat().st_size < 6 << 20

@@ -67,10 +67,16 @@ class Site:
         return run_module("server_ready", arguments, 120, ns=self.ns)
 
     def kill_all(self) -> None:
-        """End everything in the namespace, also children that are still importing and outlive their leader."""
-        pids = [str(pid) for pid, _ticks in self.ns.living()]
-        self.ns.run(["kill", "-KILL", *pids], 5)
-        wait_for("everything gone", lambda: not self.ns.living(), 10)
+        """End everything in the namespace, also children that are still importing and outlive their leader, and what
+        a server that starts makes meanwhile."""
+
+        def ended() -> bool:
+            pids = [str(pid) for pid, _ticks in self.ns.living()]
+            if pids:
+                self.ns.run(["kill", "-KILL", *pids], 5)
+            return not self.ns.living()
+
+        wait_for("everything gone", ended, 15)
 
     def info(self, **changes: t.Any) -> ModuleResult:
         arguments = {"state_dir": str(self.state), "expected_gpus": 0, **changes}
@@ -126,7 +132,10 @@ def test_no_secret_on_the_command_line_in_results_or_in_the_record(site: Site) -
     folder = Path(launched.json["record"]["config"]).parent
     assert KEY in (folder / "config.yaml").read_text()
     assert {path.name: mode_of(path) for path in folder.iterdir()} == {
-        **dict.fromkeys(("config.yaml", "env", "record.json", "server.log"), 0o600)
+        **dict.fromkeys(
+            ("config.yaml", "env", "record.json", "request.json", "server.log", "summary.txt"),
+            0o600,
+        )
     }
     assert mode_of(folder) == 0o710
     # The raw log does hold it, since SGLang prints it: that is why it is 0600.
