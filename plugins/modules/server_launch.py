@@ -388,7 +388,6 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.private_f
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import (
     KEPT_LAUNCHES,
     Record,
-    new_launch_id,
     server_dir,
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import check_unit_name
@@ -463,7 +462,7 @@ def wanted_from(params: Params) -> Wanted:
     if params["from_launch"] is not None:
         return again_from(params)
     request = request_from(params)
-    return Wanted(request, plan_launch(request, new_launch_id()))
+    return Wanted(request, plan_launch(request, history.next_launch_id(request.state_dir, request.name)))
 
 
 def again_from(params: Params) -> Wanted:
@@ -483,7 +482,7 @@ def again_from(params: Params) -> Wanted:
             run_id=params["run_id"],
         )
         request = request_again(kept, now, state_dir)
-        plan = plan_again(kept, request, new_launch_id())
+        plan = plan_again(kept, request, history.next_launch_id(state_dir, name))
     except (CleanSlateError, ValueError) as error:
         raise CleanSlateError(history.again_error(name, launch_id, error)) from error
     note = None

@@ -13,7 +13,7 @@ from ..errors import CleanSlateError, NotPermitted
 from .again import Kept, check_kept
 from .keeping import MOST_KEPT
 from .kept import REQUEST, UNIT, parse_request
-from .record import LAUNCHES, is_launch_id, launch_dir, opened_folder, read_record, server_dir
+from .record import LAUNCHES, is_launch_id, launch_dir, new_launch_id, opened_folder, read_record, server_dir
 from .record_files import look_link, read_config_text, read_document, read_kept_record, read_text
 from .summary import soak_of
 
@@ -54,6 +54,15 @@ def list_launches(state_dir: str, name: str) -> list[Launch]:
     else:
         current = look_link(state_dir, name, "current").launch_id or ""
     return [_launch(state_dir, name, launch_id, current, good) for launch_id in _ids(state_dir, name)[:MOST_KEPT]]
+
+
+def next_launch_id(state_dir: str, name: str) -> str:
+    """An id that sorts after those of earlier launches, also within one second."""
+    try:
+        taken = _ids(state_dir, name)
+    except CleanSlateError:
+        taken = []  # the start itself says what is wrong with that folder
+    return new_launch_id(taken=taken)
 
 
 def _ids(state_dir: str, name: str) -> list[str]:

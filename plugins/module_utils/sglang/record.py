@@ -144,9 +144,15 @@ def to_text(record: Record) -> str:
     return json.dumps(dataclasses.asdict(record), indent=2, sort_keys=True) + "\n"
 
 
-def new_launch_id(now: t.Optional[float] = None) -> str:
-    """Sorts by time: 20260131T235959Z-1a2b."""
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now)) + "-" + secrets.token_hex(2)
+def new_launch_id(now: t.Optional[float] = None, taken: t.Iterable[str] = ()) -> str:
+    """Sorts by time: 20260131T235959Z-1a2b. ``taken``: ids that are there; of the same second, ours comes after them.
+
+    The clock may have been set back since an older launch: the id keeps the time of day, by which logs are found.
+    """
+    second = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    last = max((int(one[-4:], 16) for one in taken if is_launch_id(one) and one.startswith(second)), default=None)
+    number = secrets.randbelow(0x8000) if last is None else min(last + 1, 0xFFFF)
+    return f"{second}-{number:04x}"
 
 
 def server_dir(state_dir: str, name: str) -> str:

@@ -161,3 +161,11 @@ def test_launch_ids_sort_by_time() -> None:
     first, second = records.new_launch_id(1000.0), records.new_launch_id(1001.0)
     assert first.startswith("19700101T001640Z-")
     assert first < second
+
+
+def test_launches_of_one_second_sort_by_their_order() -> None:
+    taken: list[str] = []
+    for _start in range(50):
+        taken.append(records.new_launch_id(1000.0, taken))
+    assert taken == sorted(set(taken))
+    assert records.new_launch_id(1001.0, taken) > taken[-1]
