@@ -144,7 +144,7 @@ def clients_go_on(verify: t.Any, teardown: t.Any, node: t.Any, launch: t.Any) ->
 
 
 def _without_gpus(server: Result, record: Result) -> bool:
-    """SGLang may compute on the CPU and its GPUs be planned all the same (simulated ones): both must say that it has none."""
+    """SGLang may compute on the CPU with GPUs planned all the same (simulated ones): both must say that it has none."""
     return record.get("device") == "cpu" and not record.get("gpus") and server.get("device") == "cpu"
 
 

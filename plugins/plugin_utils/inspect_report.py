@@ -116,14 +116,14 @@ def history_lines(servers: Result) -> list[str]:
 
 
 _HISTORY_COLUMNS = [
-    Column("", 9),
+    Column("", 12),
     Column("Launch", 21),
     Column("By", 10),
     Column("Config", 8),
     Column("Verdict", 8),
     Column("Ready s", right=True),
     Column("Tokens/s", right=True),
-    Column("Why", 26),
+    Column("Why", 24),
 ]
 
 
