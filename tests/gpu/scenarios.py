@@ -460,7 +460,7 @@ while time.time() < end:
 """
 
 
-WAIVED = ("headroom_small", "gpu_not_idle", "very_high_static_fraction")
+WAIVED = ("headroom_small",)
 
 
 def no_room(lab: Lab) -> Figures:
