@@ -356,7 +356,6 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.watch imp
 Params = t.Mapping[str, t.Any]
 _NO = ("", "false", "no", "none", "off", "0")
 _SECONDS = ("deadline_s", "token_deadline_s", "nvml_deadline_s", "stopped_after_s", "soak_deadline_s")
-_LEASE_SLACK_S = 300.0  # the proof, the soak and the evidence come on top of a slice
 
 
 def _wanted(given: t.Optional[str], flags: t.Mapping[str, t.Any], name: str) -> bool:
@@ -542,8 +541,12 @@ def _watch_of(params: Params, wants: Wants, now: float) -> t.Optional[Watch]:
 
 
 def lease_of(params: Params, check_mode: bool) -> contextlib.AbstractContextManager[t.Any]:
-    """The run's lease, renewed for this call. Without a run this module only looks, and asks for nothing."""
-    length = (params["slice_s"] or params["deadline_s"]) + _LEASE_SLACK_S
+    """The run's lease, renewed for this call. Without a run this module only looks, and asks for nothing.
+
+    The proof, the soak and the evidence may outlast a slice: as long as this process lives nobody breaks the lease. One
+    that died with its controller must not keep the next run waiting for long.
+    """
+    length = params["slice_s"] or params["deadline_s"]
     return lease.keep(
         params["state_dir"], params["name"], params["run_id"], "server_ready", length, check_mode, acts=False
     )

@@ -22,6 +22,7 @@ PHASES = ("imports", "distributed", "weights", "kv_cache", "graphs", "warm_up", 
 
 _PREFIX = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z_]+\d+)*)\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_UNBOUND = re.compile(r"error while attempting to bind on address")
 _BEGINS = (
     ("distributed", re.compile(r"Init torch distributed begin")),
     ("weights", re.compile(r"Load weight begin|^(?:Loading [\w ]+ checkpoint shards|Multi-thread loading shards):")),
@@ -139,6 +140,9 @@ def progress(text: str, clock: t.Optional[Clock] = None) -> Progress:
         moves[bar.label] = bar.done
         bars[_phase_of(bar, begins)] = bar
     shift = _shift(first, last, clock)
+    if _UNBOUND.search(text):
+        # The warm-up of a server that did not get its port asks whoever has it: "fired up" is then somebody else's.
+        begins.pop("ready", None)
     begins["imports"] = first if clock.started_at is None else int(clock.started_at) + shift
     end = last if clock.now is None else int(clock.now) + shift
     return Progress(_newest(begins), _phases(begins, bars, end), steps, len(kinds - {""}))
