@@ -111,7 +111,11 @@ def history_lines(servers: Result) -> list[str]:
         seen.add(name)
         more = f" (the newest {HISTORY} of {len(launches)})" if len(launches) > HISTORY else ""
         lines.append(f"Launches of {name}{more}")
-        lines += [f"  {line}" for line in table(_HISTORY_COLUMNS, [_launch_row(each) for each in launches[:HISTORY]])]
+        heading, *rows = table(_HISTORY_COLUMNS, [_launch_row(each) for each in launches[:HISTORY]])
+        lines.append(f"  {heading}")
+        # Each row is one line: its cells are cut to their columns.
+        for row, launch in zip(rows, launches):
+            lines += [f"  {row}", *_launch_notes(launch)]
     return lines
 
 
@@ -123,28 +127,33 @@ _HISTORY_COLUMNS = [
     Column("Verdict", 8),
     Column("Ready s", right=True),
     Column("Tokens/s", right=True),
-    Column("Why", 24),
 ]
 
 
 def _launch_row(launch: Result) -> list[t.Any]:
+    launch_id = shortened(launch.get("launch_id"), 21)
     if launch.get("problem"):
-        return ["", launch.get("launch_id"), "-", "-", "broken", "-", "-", shortened(launch["problem"], 78)]
+        return ["", launch_id, "-", "-", "broken", "-", "-"]
     marks = [word for word, key in (("current", "current"), ("good", "last_good")) if launch.get(key)]
     seconds = launch.get("seconds_to_ready")
     rate = mapping(launch, "soak").get("tokens_per_s", launch.get("tokens_per_s"))
-    source = f"again from {launch['from_launch']}; " if launch.get("from_launch") else ""
-    error = f"{source}{launch.get('error') or ''}".removesuffix("; ")
     return [
         " ".join(marks),
-        launch.get("launch_id"),
-        launch.get("operator") or "-",
+        launch_id,
+        shortened(launch.get("operator") or "-", 10),
         str(launch.get("config_hash") or "-").removeprefix("sha256:")[:8],
-        launch.get("verdict") or "-",
+        shortened(launch.get("verdict") or "-", 8),
         "-" if seconds is None else seconds,
         "-" if rate is None else rate,
-        shortened(error, 78),
     ]
+
+
+def _launch_notes(launch: Result) -> list[str]:
+    """Why it failed, and from which kept launch it was made."""
+    source = f"again from {launch['from_launch']}" if launch.get("from_launch") else ""
+    texts = [source, shortened(launch.get("problem") or launch.get("error") or "", 240)]
+    text = "; ".join(filter(None, texts))
+    return paragraph(text, indent=16) if text else []
 
 
 def _ram_lines(memory: Result) -> list[str]:

@@ -186,6 +186,8 @@ def server_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
     return problems
 
 
+# One to go back to beside the current one, and no more than a disk bears.
+KEPT_LAUNCHES = range(2, 101)
 # Least values of figures for which zero or less would switch off what they bound.
 _LEAST = {
     "soak": {"requests": 0, "concurrency": 1, "tokens": 1, "deadline_s": 1},
@@ -198,13 +200,15 @@ def _figure_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
     found = []
     for key, bounds in _LEAST.items():
         given = server.get(key)
-        for name, least in bounds.items() if isinstance(given, t.Mapping) else ():
-            value = given.get(name)
+        values: t.Mapping[str, t.Any] = given if isinstance(given, t.Mapping) else {}
+        for name, least in bounds.items():
+            value = values.get(name)
             if isinstance(value, (int, float)) and not least <= value < float("inf"):
                 found.append(f"{where}: {key}: {name} is {value}, but must be at least {least}")
     keep = server.get("keep_launches")
-    if isinstance(keep, int) and keep < 1:
-        found.append(f"{where}: keep_launches is {keep}, but must be at least 1")
+    if isinstance(keep, int) and keep not in KEPT_LAUNCHES:
+        last = KEPT_LAUNCHES[-1]
+        found.append(f"{where}: keep_launches is {keep}, but must be from {KEPT_LAUNCHES[0]} to {last}")
     return found
 
 

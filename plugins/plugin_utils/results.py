@@ -21,7 +21,7 @@ def label(word: str) -> str:
     return word.ljust(INDENT)
 
 
-def ran(result: t.Any) -> bool:
+def ran(result: t.Any) -> t.TypeGuard[Result]:
     """Whether a module's registered result is one: not skipped, not empty."""
     return isinstance(result, t.Mapping) and bool(result) and not result.get("skipped")
 

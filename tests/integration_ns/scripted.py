@@ -179,7 +179,7 @@ def planned(verdict: str, *findings: dict[str, t.Any], **changes: t.Any) -> dict
 
 def kept(launch_id: str, config_hash: str = "sha256:bb", **changes: t.Any) -> dict[str, t.Any]:
     """What server_launch says in check mode of a kept launch."""
-    record = {"launch_id": None, "port": 31000, "gpus": [UUIDS[0]], "device": None, "user": "root", "flags": {}}
+    record: dict[str, t.Any] = {"launch_id": None, "port": 31000, "gpus": [UUIDS[0]], "device": None, "user": "root"}
     return {
         "changed": True,
         "launch_id": None,
