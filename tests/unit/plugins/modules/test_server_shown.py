@@ -13,17 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils import hosteyes
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import bounded
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id, read_process
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.http import Endpoint
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch import (
     Account,
     LaunchRequest,
     plan_launch,
 )
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.proof import Client
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import Record
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import Redactor
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.unit import MARK
-from ansible_collections.cleanslate.sglang.plugins.modules import server_info, server_launch, server_ready
+from ansible_collections.cleanslate.sglang.plugins.modules import server_info, server_launch
 
 ID = "20260131T235959Z-1a2b"
 UNIT = "sglang-main.service"
@@ -58,33 +60,31 @@ def test_the_difference_shows_the_unit_at_the_wanted_name(tmp_path: Path) -> Non
     assert shown["before"] == shown["after"]
 
 
-def eyes(tmp_path: Path) -> server_ready.HostEyes:
+def eyes() -> hosteyes.HostEyes:
     """Eyes on this very process as if it were the recorded leader."""
     own = read_process(os.getpid())
     assert own is not None
     record = Record(
         "main", ID, "started", "detached", boot_id=read_boot_id(), pid=own.pid, start_ticks=own.start_ticks
     )
-    params = {name: None for name in ("port", "host", "dp_size", "model", "api_key")}
-    return server_ready.HostEyes(record, {**params, "nvml_deadline_s": 1.0}, Redactor())
+    client = Client(Endpoint("127.0.0.1", 30000, None), "m", ranks=1, version=None, nonce=ID)
+    return hosteyes.HostEyes(record, client, " ".join, 1.0)
 
 
-def test_locked_neighbours_do_not_hide_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_neighbours_do_not_hide_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader is known by pid and start time; nobody's command line is needed for that."""
     monkeypatch.setattr(bounded, "read_processes", hang)
-    leader = eyes(tmp_path).leader()
+    leader = eyes().leader()
     assert leader is not None
     assert leader.pid == os.getpid()
 
 
-def test_a_locked_owner_of_the_port_is_shown_without_its_title(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_owner_of_the_port_is_shown_without_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "read_process", hang)
-    monkeypatch.setattr(server_ready, "TITLE_DEADLINE_S", 0.2)
+    monkeypatch.setattr(hosteyes, "TITLE_DEADLINE_S", 0.2)
     one = t.cast(t.Any, dataclasses.make_dataclass("Use", ["state", "address", "pids"]))
-    monkeypatch.setattr(server_ready, "read_ports", lambda ports: [one("LISTEN", "127.0.0.1", (os.getpid(),))])
-    owners = eyes(tmp_path).port_owners()
+    monkeypatch.setattr(hosteyes, "read_ports", lambda ports: [one("LISTEN", "127.0.0.1", (os.getpid(),))])
+    owners = eyes().port_owners()
     assert owners is not None
     assert [(owner.pid, owner.title, owner.ours) for owner in owners] == [(os.getpid(), None, True)]
 
