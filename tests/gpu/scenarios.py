@@ -436,69 +436,67 @@ def graphs(lab: Lab) -> Figures:
     return {"relaunch": figures, "kept": kept, "summary": summary, "proof": proof}
 
 
-# Holds 30 GiB, and all that is left of the GPU as soon as a server has taken its KV cache, until that server is gone.
+# Somebody else's program on the same GPU, which begins when the host was proved clean and a launch is recorded. It
+# holds 30 GiB, takes all that is left as soon as the server has its KV cache, and ends when that server gave it back.
 HOG = """
-import time, torch
-device = "cuda:0"
-base = torch.empty(30 << 30, dtype=torch.uint8, device=device); torch.cuda.synchronize()
+import json, sys, time, torch
+record, before, end = sys.argv[1], sys.argv[2], time.time() + 300
+while json.load(open(record))["launch_id"] == before and time.time() < end:
+    time.sleep(0.05)
+base = torch.empty(30 << 30, dtype=torch.uint8, device="cuda:0"); torch.cuda.synchronize()
 print("holding", flush=True)
-extra, end = None, time.time() + 300
+extra = None
 while time.time() < end:
     free, total = torch.cuda.mem_get_info()
     if extra is None and free < 4 << 30:
         try:
-            extra = torch.empty(max(free - (48 << 20), 1), dtype=torch.uint8, device=device)
-            print("took", extra.numel() >> 20, flush=True)
+            extra = torch.empty(max(free - (48 << 20), 1), dtype=torch.uint8, device="cuda:0")
+            print("took", extra.numel() >> 20, "MiB", flush=True)
         except torch.OutOfMemoryError:
             pass
     elif extra is not None and free > 8 << 30:
-        extra = None
-        torch.cuda.empty_cache()
-        print("gave it back", flush=True)
-        end = time.time() + 240
+        print("the server gave its memory back", flush=True)
+        break
     time.sleep(0.02)
 """
 
 
-WAIVED = ("headroom_small",)
-
-
 def no_room(lab: Lab) -> Figures:
-    """A fraction too high beside another holder that is allowed to stay: the start runs out of GPU memory, the run says
-    so in one sentence, and goes back to the launch that was proved last.
+    """A fraction too high beside another holder: the start runs out of GPU memory, the run says so in one sentence, and
+    goes back to the launch that was proved last.
     """
     assert lab.relaunch({})["rc"] == 0, "there is nothing to go back to"
-    good = json.loads(Path(f"/var/lib/cleanslate/{NAME}/current.json").read_text())["launch_id"]
-    lab.playbook("teardown.yml", {}, ["0"])
-    hog = subprocess.Popen([lab.python, "-c", HOG], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    record = Path(f"/var/lib/cleanslate/{NAME}/current.json")
+    good = json.loads(record.read_text())["launch_id"]
+    words = [lab.python, "-c", HOG, str(record), good]
+    hog = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        assert hog.stdout is not None
-        assert hog.stdout.readline() == "holding\n"
-        beside = {"protect": [str(hog.pid)], "baselines_mib": {"0": used_mib()[0] + 64}}
-        waived = dict.fromkeys(WAIVED, "this run is to fail")
         greedy = {**GRAPHS, "mem-fraction-static": 0.99}
-        figures = lab.relaunch(greedy, on_failure="rollback", min_gpu_headroom_mib=0, waivers=waived, **beside)
-        now = json.loads(Path(f"/var/lib/cleanslate/{NAME}/current.json").read_text())
-        seen = {
-            "rc": figures["rc"],
-            "seconds": figures["seconds"],
-            "verdicts": [
-                {key: one.get(key) for key in ("verdict", "error", "phase", "phases")} for one in figures["ready"]
-            ],
-            "evidence": [one.get("evidence") for one in figures["ready"]][:1],
-            "good": good,
-            "now": {key: now.get(key) for key in ("launch_id", "from_launch", "pid")},
-            "hog_lives": hog.poll() is None,
-            "used_mib": used_mib(),
-        }
-        assert figures["rc"] != 0, seen
-        assert seen["hog_lives"], "the other holder was ended"
-        assert "memory" in str(seen["verdicts"][0]["error"]), seen
-        assert now.get("from_launch") == good, seen
-        return {**seen, "chat": chat(PORT)}
+        waived = {"headroom_small": "this run is to fail"}
+        figures = lab.relaunch(greedy, on_failure="rollback", min_gpu_headroom_mib=0, waivers=waived)
+        said, _nothing = hog.communicate(timeout=60)
     finally:
-        os.killpg(hog.pid, signal.SIGKILL)
-        hog.wait(timeout=60)
+        if hog.poll() is None:
+            os.killpg(hog.pid, signal.SIGKILL)
+            hog.wait(timeout=60)
+    now = json.loads(record.read_text())
+    seen = {
+        "rc": figures["rc"],
+        "seconds": figures["seconds"],
+        "verdicts": [
+            {key: one.get(key) for key in ("verdict", "error", "phase", "phases")} for one in figures["ready"]
+        ],
+        "evidence": [one.get("evidence") for one in figures["ready"]][:1],
+        "hog": {"rc": hog.returncode, "said": said.splitlines()},
+        "good": good,
+        "now": {key: now.get(key) for key in ("launch_id", "from_launch", "pid")},
+    }
+    lab.note("no_room", seen)
+    assert figures["rc"] != 0, "a start without room was called good"
+    assert hog.returncode == 0, "the other holder was ended"
+    assert "memory" in str(seen["verdicts"][0]["error"]), "the cause is not named"
+    assert now.get("from_launch") == good, "it did not go back"
+    return {**seen, "chat": chat(PORT), "used_mib": used_mib()}
 
 
 def teardown(lab: Lab) -> Figures:
