@@ -18,8 +18,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.phases im
     progress,
     utc_seconds,
 )
-
-from .test_logs import START
+from ansible_collections.cleanslate.sglang.tests.unit.plugins.module_utils.sglang.test_logs import START
 
 LOGS = next(parent for parent in Path(__file__).parents if (parent / "fixtures").is_dir()) / "fixtures" / "logs"
 BEGAN = float(calendar.timegm((2026, 2, 23, 10, 0, 0)))
