@@ -15,6 +15,8 @@ description:
     asked for, and the demanded GPU memory is left.
   - Fails at once when it surely won't serve, since the process is gone, another process has the port, or a rank does
     not generate although C(/health) says 200. The error is then the server's own, from its log.
+  - A server that makes no progress for longer than its phase may take is V(hung), with RV(evidence) of where it hangs.
+    One that still does when the deadline is over is V(starting).
   - Every result comes along on failure, too.
 author:
   - Clean Slate contributors (@cleanslate)
@@ -172,10 +174,17 @@ ready:
   type: bool
   sample: true
 verdict:
-  description: V(ready), V(failed) (it surely won't serve) or V(timeout).
+  description:
+    - V(ready), V(failed) (it surely won't serve), V(hung) (it lives and makes no progress, or listens and does not
+      answer) or V(starting) (the time is over, the deadline's or the slice's, and it still makes progress).
   returned: always
   type: str
   sample: ready
+finished:
+  description: V(false) where only the slice is over. The next call goes on with RV(watch).
+  returned: always
+  type: bool
+  sample: true
 error:
   description: Why it is not ready, in one sentence, with the log's own error. V(null) when ready.
   returned: always
@@ -188,20 +197,44 @@ phase:
   type: str
   sample: ready
 phases:
-  description: The phases with their seconds by the log's own times. V(null) for the last one.
+  description: The phases that were seen, with their seconds by the log's own times. The last one counts until now.
   returned: always
   type: list
   elements: dict
   sample:
     - name: weights
       seconds: 80
+      percent: 62
+      rate: 2.5 s/shard
+      detail: 5/8 shards
   contains:
     name:
       description: The phase.
       type: str
     seconds:
-      description: Its length.
+      description: Its length. V(null) where that is not known, and for V(ready).
       type: int
+    percent:
+      description: How far its progress bar is. V(null) if it has none.
+      type: int
+    rate:
+      description: The speed of its progress bar, in words.
+      type: str
+    detail:
+      description: How much of how many its progress bar has.
+      type: str
+progress_line:
+  description: How far the start is, in one line for people.
+  returned: always
+  type: str
+  sample: weights 62 %, 1.3 GB/s, 84 s (imports 12 s, distributed 3 s)
+progress:
+  description: The lines that were shown meanwhile. A task has them, one single slice has not.
+  returned: when the action plugin made the slices
+  type: list
+  elements: str
+  sample:
+    - "chat on gpu01: weights 62 %, 1.3 GB/s, 84 s (imports 12 s, distributed 3 s)"
 launch_id:
   description: The launch that was judged.
   returned: always
@@ -285,6 +318,217 @@ reasoning:
     seconds:
       description: How long the answer took.
       type: float
+tools:
+  description: Whether tool calls are told apart. V(null) if that was not demanded.
+  returned: always
+  type: dict
+  sample:
+    verdict: called
+    message: tool_calls names get_weather
+    seconds: 0.9
+  contains:
+    verdict:
+      description: V(called), V(missing) (the call stands in the text), V(not_called) (answered in words, which proves
+        nothing) or V(unknown).
+      type: str
+    message:
+      description: What was seen.
+      type: str
+    seconds:
+      description: How long the answer took.
+      type: float
+workers:
+  description: The server's worker processes, against what its flags make. V(null) if they were not looked at.
+  returned: always
+  type: dict
+  sample:
+    expected: 4
+    schedulers: 4
+    missing: []
+    problem: null
+  contains:
+    expected:
+      description: How many schedulers there should be. V(null) if the flags don't tell.
+      type: int
+    schedulers:
+      description: How many live.
+      type: int
+    missing:
+      description: The ranks whose scheduler is not there. V(null) if the flags don't tell.
+      type: list
+      elements: str
+    dead:
+      description: Worker processes that are dead.
+      type: list
+      elements: dict
+    stopped:
+      description: Worker processes that are stopped.
+      type: list
+      elements: dict
+    problem:
+      description: What is wrong, in one sentence. V(null) if nothing is.
+      type: str
+gpus_used:
+  description: Whether the server holds each planned GPU. V(null) if that was not judged.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - gpu: GPU-0c1d2e3f
+      index: 0
+      used: true
+      ours: [4799]
+      strangers: []
+      note: null
+  contains:
+    gpu:
+      description: The planned GPU.
+      type: str
+    index:
+      description: Its number.
+      type: int
+    used:
+      description: Whether a process of the server holds it. V(null) if that can't be seen from here.
+      type: bool
+    ours:
+      description: The server's processes that hold it.
+      type: list
+      elements: int
+    strangers:
+      description: Others who hold it.
+      type: list
+      elements: str
+    note:
+      description: Why it can't be judged.
+      type: str
+flags_differ:
+  description: Whether what runs is what was wanted. V(null) if that was not judged.
+  returned: always
+  type: dict
+  sample:
+    matches: true
+    differences: []
+    resolved: []
+    compared: 7
+    problem: null
+    notes: []
+  contains:
+    matches:
+      description: Whether all wanted flags are as wanted. V(null) if that is not known.
+      type: bool
+    differences:
+      description: Flags that are not as wanted. Each is a failure.
+      type: list
+      elements: dict
+    resolved:
+      description: Wanted flags that SGLang set to something else itself. No failure.
+      type: list
+      elements: dict
+    compared:
+      description: How many wanted flags the server itself told.
+      type: int
+    problem:
+      description: Why it is not known.
+      type: str
+    notes:
+      description: What is odd on the command line.
+      type: list
+      elements: str
+soak:
+  description: The soak at the end of the proof. V(null) if there was none.
+  returned: always
+  type: dict
+  sample:
+    requests: 8
+    failed: 0
+    concurrency: 4
+    tokens: 256
+    seconds: 2.1
+    tokens_per_s: 121.9
+    latency_s: {p50: 0.9, p95: 1.1, max: 1.2}
+    first_error: null
+  contains:
+    requests:
+      description: How many requests were wanted.
+      type: int
+    failed:
+      description: How many of them failed, or came to nothing in time.
+      type: int
+    concurrency:
+      description: How many were under way at once.
+      type: int
+    tokens:
+      description: How many tokens were generated.
+      type: int
+    seconds:
+      description: How long the soak took.
+      type: float
+    tokens_per_s:
+      description: Tokens per second of all requests together. V(null) if no answer came.
+      type: float
+    latency_s:
+      description: The latencies C(p50), C(p95) and C(max) in seconds. V(null) if no answer came.
+      type: dict
+    first_error:
+      description: Why the first failed request failed.
+      type: str
+proof:
+  description: The proof in short; its parts stand beside it. V(null) if the server was not asked.
+  returned: always
+  type: dict
+  sample:
+    problems: []
+    warnings: []
+    hung: false
+    seconds: 4.2
+  contains:
+    problems:
+      description: All failures, the first one first.
+      type: list
+      elements: str
+    warnings:
+      description: What is worth knowing and no failure.
+      type: list
+      elements: str
+    hung:
+      description: Whether the first failure is a server that lives and does not answer.
+      type: bool
+    seconds:
+      description: How long the proof took.
+      type: float
+evidence:
+  description: What was seen of a server that is not ready, gathered once at the end, without secrets. V(null) while it
+    is not at its end, and when it is ready.
+  returned: always
+  type: dict
+  sample: null
+  contains:
+    log_error:
+      description: The log's own error, in one sentence. V(null) if it names none.
+      type: str
+    last_lines:
+      description: The last lines of the log.
+      type: list
+      elements: str
+    processes:
+      description: The server's processes, with role, state, what each waits on (C(wchan)) and its stack, by C(py-spy)
+        or the kernel.
+      type: list
+      elements: dict
+    gpus:
+      description: Used, free and total memory of its GPUs in MiB. V(null) if that was not looked at or not answered.
+      type: list
+      elements: dict
+    gpus_problem:
+      description: Why there is no answer about the GPUs.
+      type: str
+    memory:
+      description: Available host memory and what is left of shared memory in MiB, and how often the OOM killer struck
+        since the watch began.
+      type: dict
+    port:
+      description: Who listens on the port, in words.
+      type: str
 headroom_mib:
   description: Memory left on the server's fullest GPU, the lower of the driver's figure and the log's. V(null) if it
     was not judged or is not known.
@@ -304,10 +548,20 @@ log_tail:
   sample:
     - "[2026-01-31 23:59:59] The server is fired up and ready to roll!"
 seconds:
-  description: How long it was waited.
+  description: How long it was waited, over all slices.
   returned: always
   type: float
   sample: 42.0
+watch:
+  description: What the next slice goes on with. V(null) at the end; a task does not show it.
+  returned: always
+  type: dict
+  sample: null
+lease_lost:
+  description: Whether the lease of O(run_id) is no longer held by this run.
+  returned: when there is nothing to wait for, or the lease is not held
+  type: bool
+  sample: false
 """
 
 import contextlib

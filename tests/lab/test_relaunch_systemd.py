@@ -96,7 +96,7 @@ def test_a_launch_that_hangs_in_its_start_is_relaunched(box: Container, gpus: Gp
     """It never listens and holds its GPU; the proof gives up on it, and the next relaunch ends it and serves."""
     hanging = server("chat", PORT, 0, environment={"SGLANG_STANDIN_HANG": "sleep"}, ready_deadline_s=5)
     run = relaunch(box, tmp_path, hanging)
-    assert run.rc == 2 and run.of_action("server_ready")[0].result["verdict"] == "timeout", run.stdout
+    assert run.rc == 2 and run.of_action("server_ready")[0].result["verdict"] == "starting", run.stdout
     stuck = main_pid(box)
     # A proof that fails leaves the server as it is, for people to look at.
     assert stuck in box.processes()

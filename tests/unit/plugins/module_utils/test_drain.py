@@ -102,7 +102,10 @@ def test_it_is_climbed_where_somebody_said_so(wish: DrainWish, waits: bool) -> N
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 1, "num_waiting_reqs": 0}]}', 4),
+        (
+            b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 1, "num_waiting_reqs": 0}]}',
+            4,
+        ),
         (b'{"loads": []}', "names no rank"),
         (b'{"loads": [{"num_running_reqs": null, "num_waiting_reqs": 1}]}', "does not count"),
         (b'{"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 1}]}', "does not count"),
