@@ -103,7 +103,8 @@ def test_it_is_climbed_where_somebody_said_so(wish: DrainWish, waits: bool) -> N
     ("body", "found"),
     [
         (
-            b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 1, "num_waiting_reqs": 0}]}',
+            b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, '
+            b'{"num_running_reqs": 1, "num_waiting_reqs": 0}]}',
             4,
         ),
         (b'{"loads": []}', "names no rank"),
