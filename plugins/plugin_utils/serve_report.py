@@ -112,9 +112,8 @@ def _flags(verify: Result) -> list[str]:
     for key, word in (("differences", "differs"), ("resolved", "set by SGLang")):
         for each in items(judged, key) if isinstance(judged, t.Mapping) else []:
             if isinstance(each, t.Mapping):
-                values = f"wanted {cell(each.get('wanted'))}, runs with {cell(each.get('running'))}"
-                name = each.get("flag") or each.get("name")
-                lines += paragraph(f"{name}: {values}", f"{word}: ", indent=INDENT)
+                values = f"wanted {cell(each.get('wanted'))}, runs with {cell(each.get('found'))}"
+                lines += paragraph(f"{each.get('item')}: {values}", f"{word}: ", indent=INDENT)
             else:
                 lines += paragraph(cell(each), f"{word}: ", indent=INDENT)
     return lines

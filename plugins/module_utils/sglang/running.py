@@ -127,7 +127,9 @@ def _resolved(
         note = AUTO if flag_tools.meaning(expected) == "auto" else REWRITTEN.get(field)
         if note is None and option is not None and option.action not in _PLAIN_ACTIONS:
             note = f"by the option's own action ({option.action})"
-        rows.append(_shown(FlagDifference(name, value, found, "resolved", note)))
+        # "yes, but yes" tells nobody anything: then what the flag was to make of that field is shown.
+        shown = expected if flag_tools.same_value(value, found) else value
+        rows.append(_shown(FlagDifference(name, shown, found, "resolved", note)))
     return rows, compared
 
 

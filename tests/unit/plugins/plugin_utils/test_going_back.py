@@ -153,7 +153,7 @@ def test_a_proof_is_told_with_all_that_it_found() -> None:
         "gpus_used": [{"gpu": "GPU-a", "index": 0, "used": True, "strangers": ["pid 7 (python)"]},
                       {"gpu": "GPU-b", "index": 1, "used": None}],
         "flags_differ": {"matches": True, "differences": [], "resolved": [
-            {"name": "attention_backend", "wanted": "auto", "running": "fa3"}]},
+            {"item": "attention_backend", "wanted": "auto", "found": "fa3"}]},
         "soak": {"requests": 8, "failed": 0, "concurrency": 4, "tokens_per_s": 1450.25,
                  "latency_s": {"p50": 0.1, "p95": 0.2, "max": 0.3}},
         "proof": {"warnings": ["the model answered in words"]},
