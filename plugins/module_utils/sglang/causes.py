@@ -197,7 +197,7 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
     ),
 )
 _DIED = re.compile(
-    r"([^\n]*?(?:died|crashed|exited|terminated)\b[^\n]*?(?:exit ?code:?|exitcode=|terminated with) ?(-?\d+)\)?)"
+    r"([^\n]*?(?:(?:died|crashed|exited|terminated)\b[^\n]*?(?:exit ?code:?|exitcode=) ?|\bterminated with )(-?\d+)\)?)"
 )
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?:: ([^\n]*))?$", re.M)
 _NO_CAUSE = ("SystemExit", "KeyboardInterrupt")
@@ -249,13 +249,14 @@ def _last_error(text: str, kills: Kills) -> t.Optional[str]:
         if matches:
             return _sentence(say(matches[-1]))
     exceptions = [match for match in _EXCEPTION.finditer(text) if match.group(1) not in _NO_CAUSE]
-    own = [match for match in exceptions if not _FOLLOWS.search(match.group(0))]
+    died = next(_DIED.finditer(text), None)
+    # What is raised after a process was ended by a signal follows from that; one that ended by itself says why before.
+    ended = len(text) if died is None or not died.group(2).startswith("-") else died.start()
+    own = [match for match in exceptions if match.start() < ended and not _FOLLOWS.search(match.group(0))]
     if own:
         return _sentence(_exception(own[-1], text))
-    died = _DIED.findall(text)
-    if died:
-        words, code = died[0]
-        return _sentence(_death(words, code, kills))
+    if died is not None:
+        return _sentence(_death(died.group(1), died.group(2), kills))
     return _sentence(_exception(exceptions[-1], text)) if exceptions else None
 
 

@@ -98,6 +98,7 @@ def test_colours_do_not_hide_a_cause() -> None:
         ("flag-unknown", "SGLang refuses its arguments: unrecognized arguments: --no-such-option 3"),
         ("model-folder-without-config", "the model is not whole: Unrecognized model in /usr/share"),
         ("model-hub-offline", "the model is not on this host and can't be fetched: We couldn't connect to"),
+        ("node-1-of-2", "Scheduler or DataParallelController 19 terminated with -9: killed by SIGKILL"),
         ("port-taken", "a port is in use already: "),
         ("scheduler-killed-while-loading", "Rank 0 scheduler died during initialization (exit code: -9): killed"),
         ("tp2-without-binding", "no thread binding: tp_size is 2, and this machine has 1 NUMA node(s)"),
