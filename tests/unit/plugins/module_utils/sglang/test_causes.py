@@ -197,3 +197,16 @@ def test_a_missing_model_is_named_as_it_was_wanted() -> None:
     error = str(causes.last_error(real("model-hub-offline"), None, "org/name"))
     assert error.startswith("the model org/name is not on this host")
     assert causes.last_error("ValueError: bad", None, "org/name") == "ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-02-23 10:00:00] server_args=ServerArgs(served_model_name='CUDA out of memory')",
+        "[2026-02-23 10:00:00] Ignore import error when loading x: No accelerator is available",
+        "x.py:1: UserWarning: Bus error ahead",
+    ],
+)
+def test_what_a_healthy_start_says_too_is_no_cause(line: str) -> None:
+    assert causes.last_error(f"{line}\n") is None
+    assert causes.last_error(f"{line}\nValueError: bad\n") == "ValueError: bad"
