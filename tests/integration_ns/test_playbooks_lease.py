@@ -206,5 +206,3 @@ def test_a_teardown_that_lost_it_lets_no_node_act(fleet: Scripted) -> None:
     fleet.script("gpu_evict@inside", LOST)
     assert "is no longer ours" in last_error(fleet.run("teardown"))
     assert fleet.whole() == [TAKE, "gpu_evict"]
-
-

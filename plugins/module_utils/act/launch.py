@@ -26,11 +26,11 @@ from ..errors import CleanSlateError, NotPermitted
 from ..model import Process
 from ..observe.bounded import fetch_process, fetch_processes
 from ..observe.systemd import has_systemd, read_unit
+from ..sglang.causes import last_error
 from ..sglang.cmdline import is_leader
 from ..sglang.files import open_regular
 from ..sglang.keeping import cut_logs, living_launches, prune, remove_launch
 from ..sglang.launch import Account, LaunchPlan, LaunchRequest
-from ..sglang.logs import last_error
 from ..sglang.record import (
     KEPT_LAUNCHES,
     Record,

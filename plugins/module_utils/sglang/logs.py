@@ -12,7 +12,6 @@ import os
 import re
 import typing as t
 
-from .causes import last_error as last_error
 from .files import open_regular
 from .phases import plain, rank_of
 

@@ -132,13 +132,13 @@ def progress(text: str, clock: t.Optional[Clock] = None) -> Progress:
         for name, pattern in _BEGINS:
             if name not in begins and pattern.search(line):
                 begins[name] = last
-        bar = _bar_of(line)
-        if bar is None:
+        shown = _bar_of(line)
+        if shown is None:
             kinds.add(kind_of(line))
             continue
-        steps += moves.get(bar.label) != bar.done
-        moves[bar.label] = bar.done
-        bars[_phase_of(bar, begins)] = bar
+        steps += moves.get(shown.label) != shown.done
+        moves[shown.label] = shown.done
+        bars[_phase_of(shown, begins)] = shown
     shift = _shift(first, last, clock)
     if _UNBOUND.search(text):
         # The warm-up of a server that did not get its port asks whoever has it: "fired up" is then somebody else's.
@@ -170,12 +170,12 @@ def _phases(
     return tuple(result)
 
 
-def _with_bar(phase: Phase, bar: t.Optional[_Bar]) -> Phase:
-    if bar is None:
+def _with_bar(phase: Phase, shown: t.Optional[_Bar]) -> Phase:
+    if shown is None:
         return phase
-    unit = "shards" if phase.name == "weights" else "batches" if phase.name == "graphs" else bar.label
-    detail = f"{bar.done}/{bar.total} {unit}".strip()
-    return dataclasses.replace(phase, percent=min(bar.percent, 100), rate=_rate(bar.rate, unit), detail=detail)
+    unit = "shards" if phase.name == "weights" else "batches" if phase.name == "graphs" else shown.label
+    detail = f"{shown.done}/{shown.total} {unit}".strip()
+    return dataclasses.replace(phase, percent=min(shown.percent, 100), rate=_rate(shown.rate, unit), detail=detail)
 
 
 def _rate(rate: t.Optional[str], unit: str) -> t.Optional[str]:
@@ -202,10 +202,10 @@ def _bar_of(line: str) -> t.Optional[_Bar]:
     )
 
 
-def _phase_of(bar: _Bar, begins: t.Mapping[str, t.Any]) -> str:
-    if _WEIGHT_BAR.search(bar.label) and "weights" in begins:
+def _phase_of(shown: _Bar, begins: t.Mapping[str, t.Any]) -> str:
+    if _WEIGHT_BAR.search(shown.label) and "weights" in begins:
         return "weights"
-    if _GRAPH_BAR.search(bar.label) and "graphs" in begins:
+    if _GRAPH_BAR.search(shown.label) and "graphs" in begins:
         return "graphs"
     return _newest(begins)
 

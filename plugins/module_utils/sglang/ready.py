@@ -273,7 +273,9 @@ def _sight(eyes: Eyes, found: _Found, listening: bool) -> Sight:
         # A driver that is slow to answer is not asked all the time.
         pause = max(GPU_LOOK_S, 10 * (eyes.now() - now))
         found.watch = dataclasses.replace(found.watch, gpus_next_at=now + pause)
-    assert found.leader is not None
+    leader = found.leader
+    if leader is None:
+        raise AssertionError("a sight without a leader")
     return Sight(
         now=now,
         phase=_phase_of(found.seen, listening),
@@ -283,7 +285,7 @@ def _sight(eyes: Eyes, found: _Found, listening: bool) -> Sight:
         log_known=found.log is not None,
         fatal=is_fatal(found.log or ""),
         listening=listening,
-        activity=eyes.activity(found.leader.pid),
+        activity=eyes.activity(leader.pid),
         gpus=gpus,
     )
 

@@ -64,9 +64,9 @@ def test_each_slice_gets_what_the_one_before_saw(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_phase_is_told_at_once_and_then_every_quarter_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = Run(monkeypatch, [*[under_way("weights") for _ in range(20)], READY], step=0.1)
+    quick = Run(monkeypatch, [*[under_way("weights") for _unused in range(20)], READY], step=0.1)
     assert len(quick.watch()["progress"]) == 1
-    slow = Run(monkeypatch, [*[under_way("weights") for _ in range(20)], READY], step=8.0)
+    slow = Run(monkeypatch, [*[under_way("weights") for _unused in range(20)], READY], step=8.0)
     assert len(slow.watch()["progress"]) > 5
 
 

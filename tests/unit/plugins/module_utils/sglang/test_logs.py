@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import causes, logs
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import logs
 
 # The lines of a start with two ranks, as SGLang 0.5.12 prints them.
 START = """\
@@ -51,10 +51,6 @@ def test_the_headroom_is_that_of_the_rank_with_the_least() -> None:
 )
 def test_headroom_lines_of_other_versions(line: str, mib: int | None) -> None:
     assert logs.headroom_mib(line) == mib
-
-
-def test_the_cause_of_a_failure_is_told_by_the_causes() -> None:
-    assert logs.last_error is causes.last_error
 
 
 def test_only_the_ends_of_a_large_log_are_read(tmp_path: Path) -> None:

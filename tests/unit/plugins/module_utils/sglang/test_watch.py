@@ -122,7 +122,7 @@ def test_bytes_read_count_where_files_are_read(phase: str, counts: bool) -> None
 
 def test_many_small_steps_are_progress_too() -> None:
     """Compared with the last mark, not with the look before."""
-    trouble, _ = watched(lambda now: sight(now, gpus={"0": 500 + int(now)}))
+    trouble, _watch = watched(lambda now: sight(now, gpus={"0": 500 + int(now)}))
     assert trouble is None
 
 
@@ -158,7 +158,7 @@ def test_a_listener_is_judged_by_the_warm_up_and_a_log_that_is_not_known_by_the_
     assert limit_of(sight(0.0, listening=True), LIMITS) == HUNG_AFTER_S["warm_up"]
     assert limit_of(sight(0.0, log_known=False), LIMITS) == max(HUNG_AFTER_S.values())
     assert limit_of(sight(0.0, phase="ready"), LIMITS) == HUNG_AFTER_S["warm_up"]
-    trouble, _ = watched(lambda now: sight(now, listening=True))
+    trouble, _watch = watched(lambda now: sight(now, listening=True))
     assert trouble is not None
     assert "listens, but does not answer" in trouble.words
 
@@ -214,7 +214,7 @@ def test_case_28_direct_evidence_needs_ten_seconds(
 
 def test_a_pause_in_between_begins_anew() -> None:
     """Stopped by a debugger for a moment, again and again."""
-    trouble, _ = watched(
+    trouble, _watch = watched(
         lambda now: sight(now, percent=int(now), activity=Activity(members("T" if now % 9 else "S"))), end=200
     )
     assert trouble is None
@@ -223,7 +223,7 @@ def test_a_pause_in_between_begins_anew() -> None:
 def test_helpers_may_end() -> None:
     """Compilers do, and wait as zombies for who reads them."""
     ended = Activity((*TREE.members, dataclasses.replace(HELPER, state="Z")))
-    trouble, _ = watched(lambda now: sight(now, percent=int(now), activity=ended), end=90)
+    trouble, _watch = watched(lambda now: sight(now, percent=int(now), activity=ended), end=90)
     assert trouble is None
 
 
@@ -238,8 +238,8 @@ def test_state_d_is_stuck_after_a_minute_at_one_place_without_progress() -> None
 
 
 def test_state_d_at_changing_places_or_with_progress_is_a_disk_that_works() -> None:
-    moving, _ = watched(lambda now: sight(now, activity=Activity(members("D", wchan=f"w{int(now) % 2}"))), end=200)
-    working, _ = watched(
+    moving, _watch = watched(lambda now: sight(now, activity=Activity(members("D", wchan=f"w{int(now) % 2}"))), end=200)
+    working, _watch = watched(
         lambda now: sight(now, percent=int(now), activity=Activity(members("D", wchan="io_schedule"))), end=200
     )
     assert (moving, working) == (None, None)
