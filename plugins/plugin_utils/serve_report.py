@@ -178,7 +178,7 @@ def evidence_lines(evidence: Result) -> list[str]:
             facts.append(f"stack ({cell(each.get('stack_source'))}): {'; '.join(stack[:4])}")
         elif each.get("stack_problem"):
             facts.append(f"no stack: {each['stack_problem']}")
-        lines += paragraph(", ".join(facts), f"{who(each)}: ", indent=INDENT)
+        lines += paragraph(f"{who(each)}: {', '.join(facts)}", "rank: " if _is_rank(each) else "near: ", indent=INDENT)
     shown = [
         f"GPU {each.get('index')} {cell(each.get('used_mib'))} of {cell(each.get('total_mib'))} MiB in use"
         for each in items(evidence, "gpus")
@@ -189,6 +189,10 @@ def evidence_lines(evidence: Result) -> list[str]:
     if memory.get("cgroup_oom_kills"):
         shown.append(f"{cell(memory['cgroup_oom_kills'])} processes killed for lack of memory")
     return lines + (paragraph("; ".join(shown), "memory: ", indent=INDENT) if shown else [])
+
+
+def _is_rank(process: Result) -> bool:
+    return "scheduler" in f"{process.get('role')} {process.get('title')}"
 
 
 def _flat(mapping: Result) -> str:

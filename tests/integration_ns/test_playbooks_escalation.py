@@ -160,7 +160,9 @@ def test_check_mode_shows_both_plans_and_acts_on_neither_side(fleet: Scripted) -
     fleet.script("gpu_evict@node", evicted("planned", "stop", "kill"))
     text = summary_of(fleet.run("relaunch", check=True).check())
     assert all(row["check"] for row in fleet.rows())
-    assert fleet.calls() == [*INSIDE, "gpu_evict@node", "server_launch@inside"]
+    # The last one asks what a failure would lead to.
+    assert fleet.calls() == [*INSIDE, "gpu_evict@node", "server_launch@inside", "server_launch@inside"]
+    assert fleet.arguments("server_launch@inside")["from_launch"] == "last_good"
     assert "then, by node pve1, where that is not enough:" in text
     assert text.index("term") < text.index("by node pve1") < text.index("kill")
 
