@@ -192,7 +192,7 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
         lambda m: f"the installation is not whole: {m.group(1)}",
     ),
     (
-        re.compile(r"^\S*python[\w.]*: (No module named [^\n]+)", re.M),
+        re.compile(r"^\S*python[\w.]*: (?:Error while finding module [^\n]*?)?(No module named [^\n)]+)", re.M),
         lambda m: f"the installation is not whole: {m.group(1)}",
     ),
 )

@@ -82,6 +82,18 @@ def test_the_cause_of_a_failed_start_in_one_sentence(log: str, words: str) -> No
     assert len(error) <= 400
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/opt/sglang/bin/python: Error while finding module specification for 'sglang.launch_server' "
+        "(ModuleNotFoundError: No module named 'sglang')",
+        "/usr/bin/python3.11: No module named 'sglang'",
+    ],
+)
+def test_an_interpreter_without_sglang(line: str) -> None:
+    assert causes.last_error(f"{line}\n") == "the installation is not whole: No module named 'sglang'"
+
+
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last):\n"])
 def test_no_error(text: str) -> None:
     assert causes.last_error(text) is None
