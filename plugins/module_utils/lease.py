@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 
 from .errors import CleanSlateError, NotPermitted
 from .observe.procfs import read_boot_id, read_identity
-from .sglang.record import opened_folder, read_small, server_dir, write_file
+from .sglang.record import create_server_dir, opened_folder, read_small, server_dir, write_file
 
 LEASE = "lease.json"
 LOCK = ".lease.lock"
@@ -294,25 +294,6 @@ def our_process() -> tuple[int, int]:
     return me.pid, me.start_ticks
 
 
-def _make_folders(state_dir: str, name: str) -> str:
-    """The server's folder, made where it is missing, as a launch would make it."""
-    folder = server_dir(state_dir, name)
-    if not os.path.isabs(state_dir):
-        raise CleanSlateError(f"state_dir: {state_dir!r} must be an absolute path")
-    try:
-        os.makedirs(os.path.dirname(state_dir) or "/", mode=0o755, exist_ok=True)
-        for path in (state_dir, folder):
-            try:
-                os.mkdir(path, 0o755)
-                os.chmod(path, 0o755)  # whatever the umask is
-            except FileExistsError:
-                with opened_folder(path):
-                    continue
-    except OSError as error:
-        raise NotPermitted(f"{error.filename}: {error.strerror}; the lease on {name!r} needs that folder") from error
-    return folder
-
-
 @contextlib.contextmanager
 def _locked(folder: str, name: str) -> t.Iterator[None]:
     """The right to look at the lease and change it. The kernel gives it back when this process ends, however it does.
@@ -379,7 +360,9 @@ def take(
         CleanSlateError: another run has it, or the file can't be understood or written.
     """
     check_run_id(run_id)
-    folder = _make_folders(state_dir, name)
+    if not os.path.isabs(state_dir):
+        raise CleanSlateError(f"state_dir: {state_dir!r} must be an absolute path")
+    folder = create_server_dir(state_dir, name)
     started = time.monotonic()
     while True:
         with _locked(folder, name):
