@@ -31,8 +31,7 @@ def test_case_28_a_dead_data_parallel_rank_behind_a_leader_that_lives(server: Re
     dead = server.ready(deadline_s=60, token_deadline_s=5)
     assert time.monotonic() - before < 30
     assert (dead["ready"], dead["verdict"]) == (False, "failed"), dead
-    # A zombie has no title any more, so it may be named by its number alone.
-    assert any(words in dead["error"] for words in ("DP1", "rank 1", f"pid {victim}")), dead["error"]
+    assert "DP1" in dead["error"], dead["error"]
     assert server.alive(server.pid), "the leader goes on as if nothing had happened"
 
 

@@ -44,6 +44,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 PORT = 30000
 STEP_DEADLINE_S = 240
 UNIT = "sglang-chat.service"
+# Empty files that stay, of the record and of the lease.
+LOCKS = (".lock", ".lease.lock")
 # Each step by its task, as it is printed after the evictions' own heading.
 STEPS = {
     "evict": "Evict what holds the GPUs of chat",
@@ -112,7 +114,7 @@ def nothing_half_written(box: Container) -> None:
     units = box.root / "etc/systemd/system"
     temporary = [path for path in units.iterdir() if path.name.startswith(".")]
     if state.exists():
-        temporary += [path for path in state.rglob(".*") if path.name != ".lock"]
+        temporary += [path for path in state.rglob(".*") if path.name not in LOCKS]
         for record in (*state.glob("*/current.json"), *state.glob("*/launches/*/record.json")):
             json.loads(record.read_text())
         for config in state.glob("*/launches/*/config.yaml"):

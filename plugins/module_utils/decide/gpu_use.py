@@ -16,7 +16,7 @@ from .topology import Flags, plan_topology
 @dataclass(frozen=True)
 class GpuUse:
     """One planned GPU. ``ours``: pids of the server's tree that hold it; ``strangers``: other holders and suspects, as
-    words. ``used`` None: can't be seen from here (``note`` says why)."""
+    words. ``used`` None: can't be seen from here (``note`` says why), which proves nothing."""
 
     gpu: str
     index: t.Optional[int]

@@ -200,7 +200,7 @@ class _Proving:
     def look_at_gpus(self) -> None:
         users = self.eyes.gpu_users()
         if users is None:
-            self.warnings.append("which GPUs the server uses can't be seen from here")
+            self.fail("which GPUs the server uses can't be seen from here, so that it uses those planned is not proved")
             return
         self.gpus_used = tuple(users)
         idle = [use.gpu for use in users if use.used is False]
@@ -209,7 +209,7 @@ class _Proving:
             self.fail(f"{words} planned for this server, and none of its processes holds it")
         for use in users:
             if use.used is None:
-                self.warnings.append(f"whether GPU {use.gpu} is used is not known: {use.note}")
+                self.fail(f"whether the server uses GPU {use.gpu}, which is planned for it, is not known: {use.note}")
             if use.strangers:
                 self.warnings.append(f"GPU {use.gpu} is also held by {', '.join(use.strangers)}")
 

@@ -12,9 +12,11 @@ over is starting. A wait may come in slices: what one has seen, the next one get
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing as t
 from dataclasses import dataclass, field
 
+from ..decide.workers import judge_workers
 from .causes import Kills, bind_error, is_fatal, last_error, silent_end
 from .evidence import Closeup, Evidence, telling, words_of
 from .http import Response
@@ -24,6 +26,8 @@ from .proving import Proof, ProofEyes, ProofWants, prove, prove_node
 from .watch import Activity, Limits, Sight, Trouble, Watch, advance, judge, rate_words, read_rate
 
 POLL_S = 1.0
+_RANKED = re.compile(r"[A-Z]+\d")  # a label with a rank in it, such as "DP1 TP0"
+_SHOWN = 8
 UNSEEN_PORT_POLLS = 3
 HEALTH_DEADLINE_S = 25.0
 GPU_LOOK_S = 10.0
@@ -330,6 +334,8 @@ def _finished(eyes: Eyes, wants: Wants, found: _Found, trouble: Trouble) -> Read
         found.seen = progress(found.log or "", _clock(eyes, wants, ended=True))
     if trouble.verdict == "ready":
         return _readiness(eyes, found, "ready", None, None)
+    if trouble.pid is not None and trouble.verdict == "failed":
+        trouble = dataclasses.replace(trouble, words=f"{trouble.words}{_who_is_missing(eyes, wants)}")
     kills = _kills(eyes, found.watch)
     error = last_error(found.log or "", kills, wants.model)
     closeup = eyes.closeup(None if found.leader is None or found.gone else found.leader.pid, kills)
@@ -363,6 +369,21 @@ def _port_words(owner: t.Optional[PortOwner]) -> str:
         return "nobody listens"
     who = "somebody who can't be seen" if owner.pid is None else f"pid {owner.pid}"
     return f"{who} listens{' (ours)' if owner.ours else ''} on {owner.address or 'it'}"
+
+
+def _who_is_missing(eyes: Eyes, wants: Wants) -> str:
+    """The ranks that no living scheduler's title has: a dead one is a zombie at best, which keeps no title. Nothing
+    where all are missing: then none has its title yet."""
+    workers = judge_workers(eyes.schedulers(), wants.proof.expected)
+    missing = [label for label in workers.missing or () if _RANKED.match(label)]
+    if not missing or not workers.schedulers:
+        return ""
+    return f" ({_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing)"
+
+
+def _listed(labels: t.Sequence[str]) -> str:
+    rest = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+    return ", ".join(labels[:_SHOWN]) + rest
 
 
 def _sentence(found: _Found, trouble: Trouble, evidence: Evidence, kills: Kills) -> str:

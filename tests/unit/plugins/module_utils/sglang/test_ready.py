@@ -12,7 +12,7 @@ import typing as t
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpu_use import GpuUse
-from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.workers import Worker
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.workers import Worker, expected_workers
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.causes import Kills
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.evidence import Closeup, ProcessEvidence
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.http import Response
@@ -88,6 +88,7 @@ class Script:
     ooms: list[dict[str, int | None]] = dataclasses.field(default_factory=lambda: [{"cgroup": 0, "host": 0}])
     answer: Response = dataclasses.field(default_factory=tokens)
     close: Closeup = dataclasses.field(default_factory=Closeup)
+    ranks: dict[str, dict[str, int]] = dataclasses.field(default_factory=lambda: {"sglang::scheduler": {}})
     clock: float = 1000.0
     gpu_look_s: float = 0.0
     asked: list[str] = dataclasses.field(default_factory=list)
@@ -152,9 +153,13 @@ class Script:
         raise AssertionError("no flags were to be compared")
 
     def schedulers(self) -> t.Sequence[Worker] | None:
-        titles = ("sglang::scheduler", "sglang::detokenizer")
-        ranks = [Worker(101 + index, title, title[8:], "S") for index, title in enumerate(titles)]
-        return [Worker(100, "python -m sglang.launch_server", "leader", "S"), *ranks]
+        first = [
+            Worker(100, "python -m sglang.launch_server", "leader", "S"),
+            Worker(102, "sglang::detokenizer", "detokenizer", "S"),
+            Worker(103, "sglang::data_parallel_controller", "data_parallel_controller", "S"),
+        ]
+        ranks = self.ranks.items()
+        return first + [Worker(110 + n, title, "scheduler", "S", part) for n, (title, part) in enumerate(ranks)]
 
     def gpu_users(self) -> t.Sequence[GpuUse] | None:
         return None
@@ -348,6 +353,24 @@ def test_a_dead_rank_behind_a_living_leader_fails(later: Activity) -> None:
     assert "scheduler (pid 101) is dead for 10 s" in str(result.error)
     assert "CUDA error: bad" in str(result.error)
     assert result.seconds < 14
+
+
+TWO_REPLICAS = dataclasses.replace(PROOF, expected=expected_workers({"dp-size": 2}))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ({"sglang::scheduler_DP0": {"DP": 0}}, " without it (DP1 is missing)"),
+        ({}, " without it"),
+        ({"sglang::scheduler_DP0": {"DP": 0}, "sglang::scheduler_DP1": {"DP": 1}}, " without it"),
+    ],
+)
+def test_case_28_a_dead_rank_is_named_by_the_titles_of_the_others(ranks: dict[str, dict[str, int]], said: str) -> None:
+    script = Script(trees=[tree(rank()), tree(rank(state="Z"))], owners=[[]], ranks=ranks)
+    result = outcome(script, proof=TWO_REPLICAS)
+    assert result.verdict == "failed"
+    assert str(result.error).endswith(said)
 
 
 def test_a_port_that_was_not_had_fails_at_once_while_the_leader_lives() -> None:
