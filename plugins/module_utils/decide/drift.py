@@ -1,0 +1,136 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where what runs differs from what was chosen. Pure: what was seen comes in as values, and rows go out.
+
+A difference is one row, by its item, however many places show it: ``where`` is the deepest place, ``also`` the others.
+What could not be looked at is a row of the state ``unknown``, never silence. A row of the severity ``note`` tells
+something and changes no verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import fnmatch
+import typing as t
+from dataclasses import dataclass
+
+PLACES = ("host", "file", "process", "engine")
+"""The deeper a place, the nearer it is to what really answers."""
+
+_SEVERITIES = ("note", "warning", "critical")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One difference. ``state``: drift, unknown, accepted or expired_acceptance. ``reason``: of the acceptance."""
+
+    server: t.Optional[str]
+    item: str
+    wanted: t.Any
+    found: t.Any
+    where: str
+    severity: str
+    remedy: str
+    state: str = "drift"
+    also: tuple[str, ...] = ()
+    reason: t.Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Drift that is accepted: of one server (or `*`), by item (a pattern), until the end of a day (UTC)."""
+
+    server: str
+    item: str
+    reason: str
+    until: datetime.date
+
+    def covers(self, row: Row) -> bool:
+        """Whether it speaks of this row. Rows of the host are covered by `*` alone."""
+        return self.server in ("*", row.server) and fnmatch.fnmatchcase(row.item, self.item)
+
+
+def merge(rows: t.Iterable[Row]) -> tuple[Row, ...]:
+    """One row for each server and item: that of the deepest place, with the other places beside it. What was seen
+    outranks what could not be seen."""
+    found: dict[tuple[t.Optional[str], str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.server, row.item), []).append(row)
+    return tuple(_merged(same) for same in found.values())
+
+
+def _merged(rows: t.Sequence[Row]) -> Row:
+    seen = [row for row in rows if row.state != "unknown"] or list(rows)
+    deepest = max(seen, key=lambda row: PLACES.index(row.where))
+    severity = max((row.severity for row in seen), key=_SEVERITIES.index)
+    others = {row.where for row in seen} - {deepest.where}
+    return dataclasses.replace(deepest, severity=severity, also=tuple(place for place in PLACES if place in others))
+
+
+def accept(
+    rows: t.Iterable[Row], accepted: t.Sequence[Acceptance], today: datetime.date
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """(what stands, what is accepted). Unknown is never accepted away: nobody knows what it hides. An acceptance that
+    has expired makes its row stand again; one that has expired and covers nothing is a note of its own."""
+    standing, fine = [], []
+    used: set[int] = set()
+    for row in rows:
+        covering = [(number, one) for number, one in enumerate(accepted) if one.covers(row)]
+        used.update(number for number, _one in covering)
+        valid = [one for _number, one in covering if one.until >= today]
+        if row.state != "drift" or row.severity == "note" or not covering:
+            standing.append(row)
+        elif valid:
+            fine.append(dataclasses.replace(row, state="accepted", reason=valid[0].reason))
+        else:
+            last = max((one for _number, one in covering), key=lambda one: one.until)
+            reason = f"{last.reason} (accepted until {last.until.isoformat()})"
+            standing.append(dataclasses.replace(row, state="expired_acceptance", reason=reason))
+    for number, one in enumerate(accepted):
+        if one.until < today and number not in used:
+            standing.append(_expired(one))
+    return tuple(standing), tuple(fine)
+
+
+def _expired(one: Acceptance) -> Row:
+    return Row(
+        server=None if one.server == "*" else one.server,
+        item=f"waiver_expired:{one.item}",
+        wanted=f"accepted until {one.until.isoformat()}: {one.reason}",
+        found="nothing that it covers",
+        where="host",
+        severity="note",
+        remedy="remove the acceptance from the inventory",
+        state="expired_acceptance",
+    )
+
+
+def verdict_of(rows: t.Iterable[Row]) -> str:
+    """drifted outranks unknown, which outranks in_sync. Notes change nothing."""
+    states = {row.state for row in rows if row.severity != "note"}
+    if states & {"drift", "expired_acceptance"}:
+        return "drifted"
+    return "unknown" if "unknown" in states else "in_sync"
+
+
+def join_verdicts(verdicts: t.Iterable[str]) -> str:
+    """One word for several."""
+    found = set(verdicts)
+    return next((word for word in ("drifted", "unknown") if word in found), "in_sync")
+
+
+def parse_acceptance(raw: t.Mapping[str, t.Any], number: int) -> Acceptance:
+    """From the inventory. Raises ValueError that says what is wrong with which one."""
+    where = f"accepted[{number}]"
+    for name in ("server", "item", "reason"):
+        if not isinstance(raw.get(name), str) or not raw[name].strip():
+            raise ValueError(f"{where}: {name} is missing; say which drift is accepted, where and why")
+    try:
+        until = datetime.date.fromisoformat(str(raw.get("until")))
+    except ValueError as error:
+        raise ValueError(f"{where}: until is {raw.get('until')!r}; write the last day like 2026-01-31") from error
+    if raw["item"].strip("*?") == "":
+        raise ValueError(f"{where}: item {raw['item']!r} would accept everything; name what is accepted")
+    return Acceptance(raw["server"], raw["item"], raw["reason"], until)

@@ -1,0 +1,345 @@
+#!/usr/bin/python
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: server_drift
+version_added: 0.1.0
+short_description: Compare what runs on a host with what the inventory says
+description:
+  - Compares each server's settings with its launch's files, its leader's command line and environment and what SGLang
+    itself resolved, and the host with what it should be. Nothing is changed, and drift is no failure but a result.
+  - A server is asked C(/health) once, and C(/server_info) only after its 200. Nothing is generated.
+author:
+  - Clean Slate contributors (@cleanslate)
+extends_documentation_fragment:
+  - cleanslate.sglang.attributes
+  - cleanslate.sglang.attributes.info_module
+  - cleanslate.sglang.attributes.actiongroup_sglang
+options:
+  servers:
+    description:
+      - The inventory's servers with all of their settings but the secrets, which are refused here, since a module's
+        arguments are logged on the host.
+    type: list
+    elements: dict
+    default: []
+  secrets:
+    description:
+      - The servers' secrets, by the server's name, as mappings with C(api_key), C(admin_api_key),
+        C(ssl_keyfile_password) and C(secret_environment). They are neither compared nor returned.
+    type: dict
+    default: {}
+  state_dir:
+    description: Where launches are recorded on the host.
+    type: path
+    default: /var/lib/cleanslate
+  expected_gpus:
+    description: How many GPUs the host has. With V(0) no GPU is asked for.
+    type: int
+  nvml_deadline_s:
+    description: How long, in seconds, one look at the GPUs may take.
+    type: float
+    default: 10
+  device_major:
+    description: The major device number of the GPU nodes. Other values serve tests.
+    type: int
+    default: 195
+  probe:
+    description: Whether servers are asked anything.
+    type: bool
+    default: true
+  health_deadline_s:
+    description: How long C(/health) may take, in seconds. SGLang takes 20 to say 503.
+    type: float
+    default: 25
+  info_deadline_s:
+    description: How long C(/server_info) may take, in seconds.
+    type: float
+    default: 10
+  accepted:
+    description: Drift that is accepted.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      server:
+        description: A server's name. V(*) stands for all, and for the host itself.
+        type: str
+        default: '*'
+      item:
+        description: The item, or a pattern such as V(env:NCCL_*).
+        type: str
+        required: true
+      reason:
+        description: Why.
+        type: str
+        required: true
+      until:
+        description: The last day (UTC) on which it is accepted, such as V(2026-01-31).
+        type: str
+        required: true
+  today:
+    description: The day to judge acceptances by. Serves tests.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Does the host run what was chosen?
+  cleanslate.sglang.server_drift:
+    servers: "{{ sglang_servers }}"
+    expected_gpus: 8
+    accepted:
+      - server: chat
+        item: flag:mem-fraction-static
+        reason: tried until the new model comes, ticket 12
+        until: "2026-01-31"
+  register: drift
+"""
+
+RETURN = r"""
+verdict:
+  description:
+    - V(in_sync), V(drifted), or V(unknown) where something that is needed could not be seen.
+    - Drift outranks what is unknown; rows of the severity V(note) change no verdict.
+  returned: success
+  type: str
+  sample: in_sync
+summary:
+  description: The verdict with how many rows drifted, are unknown and are accepted.
+  returned: success
+  type: str
+  sample: "drifted: 1 drifted, 0 unknown, 0 accepted"
+servers:
+  description: The servers, in the order of O(servers).
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The server.
+      type: str
+      sample: chat
+    verdict:
+      description: V(in_sync), V(drifted) or V(unknown), of this server alone.
+      type: str
+      sample: drifted
+    running:
+      description: Whether its leader runs.
+      type: bool
+      sample: true
+    pid:
+      description: The leader's process id. V(null) if it does not run.
+      type: int
+      sample: 4711
+    started_at:
+      description: When the leader was started, in UTC.
+      type: str
+      sample: "2026-01-31T23:59:59+00:00"
+    uptime_s:
+      description: For how many seconds the leader has run.
+      type: float
+      sample: 3600.5
+    launch_id:
+      description: The launch that the host's record names. V(null) if there is none.
+      type: str
+      sample: 20260131T235959Z-1a2b
+    config_hash:
+      description: The configuration of that launch, as M(cleanslate.sglang.server_launch) returned it.
+      type: str
+      sample: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    health:
+      description:
+        - What C(/health) said, V(ok), V(unhealthy) (another status than 200), V(timeout), V(refused) or V(broken).
+        - V(null) if it was not asked.
+      type: str
+      sample: ok
+    engine_keys_compared:
+      description: How many of the wanted flags were found in C(/server_info).
+      type: int
+      sample: 12
+    drift:
+      description: What differs, or could not be seen, each item once.
+      type: list
+      elements: dict
+      contains:
+        server:
+          description: The server. V(null) for the host itself.
+          type: str
+          sample: chat
+        item:
+          description: What differs, such as V(flag:tp-size), V(env:NCCL_DEBUG), V(not_running) or V(sglang_version).
+          type: str
+          sample: flag:tp-size
+        wanted:
+          description: What was chosen.
+          type: raw
+          sample: 4
+        found:
+          description: What is there. For what is unknown, why.
+          type: raw
+          sample: 2
+        where:
+          description: The place nearest to what answers that shows it, V(host), V(file), V(process) or V(engine).
+          type: str
+          sample: process
+        also:
+          description: The other places that show it.
+          type: list
+          elements: str
+          sample: [file]
+        severity:
+          description: V(critical), V(warning) or V(note).
+          type: str
+          sample: critical
+        remedy:
+          description: What to do about it.
+          type: str
+          sample: "relaunch it: playbooks/relaunch.yml -e server=chat"
+        state:
+          description: V(drift), V(unknown), V(accepted), or V(expired_acceptance).
+          type: str
+          sample: drift
+        reason:
+          description: The reason of the acceptance. V(null) if there is none.
+          type: str
+          sample: null
+    accepted:
+      description: What differs and is accepted, in the same form.
+      type: list
+      elements: dict
+      sample: []
+host:
+  description: The host itself.
+  returned: success
+  type: dict
+  contains:
+    verdict:
+      description: V(in_sync), V(drifted) or V(unknown), of the host without its servers.
+      type: str
+      sample: in_sync
+    drift:
+      description: What differs or could not be seen, in the form of a server's rows.
+      type: list
+      elements: dict
+      sample: []
+    accepted:
+      description: What differs and is accepted.
+      type: list
+      elements: dict
+      sample: []
+    gpus:
+      description: The GPUs with their memory and who holds it.
+      type: list
+      elements: dict
+      sample:
+        - index: 0
+          uuid: GPU-9ea5bb8b-4eb4-2d8a-2d6e-0f0b8a9a3d10
+          used_mib: 20000
+          total_mib: 81920
+    driver_version:
+      description: The driver's version. V(null) if the driver does not answer.
+      type: str
+      sample: 580.95.05
+    memory:
+      description: The host's memory.
+      type: dict
+      sample:
+        total_mib: 1031000
+        available_mib: 980000
+seconds:
+  description: How long the look took.
+  returned: success
+  type: float
+  sample: 1.4
+"""
+
+import datetime
+import math
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift import parse_acceptance
+from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import Check, DriftOptions
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+
+_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "secret_environment")
+_DEADLINES = ("health_deadline_s", "info_deadline_s")
+
+
+def options_of(params: t.Mapping[str, t.Any]) -> DriftOptions:
+    """Raises CleanSlateError for what makes no sense."""
+    for name in _DEADLINES:
+        if not 0 < params[name] < math.inf:
+            raise CleanSlateError(f"{name} is {params[name]:g}; it must be above 0 seconds, with an end.")
+    for number, raw in enumerate(params["servers"]):
+        if not isinstance(raw.get("name"), str):
+            raise CleanSlateError(f"servers[{number}] has no name.")
+        given = [name for name in _SECRETS if raw.get(name)]
+        if given:
+            raise CleanSlateError(
+                f"servers[{number}] has {', '.join(given)}: arguments are logged on the host; "
+                "give it by the option secrets"
+            )
+    try:
+        accepted = tuple(parse_acceptance(raw, number) for number, raw in enumerate(params["accepted"]))
+        today = None if params["today"] is None else datetime.date.fromisoformat(params["today"])
+    except ValueError as error:
+        raise CleanSlateError(str(error)) from error
+    look = look_options({**params, "devices": [], "proc_root": "/proc"})
+    return DriftOptions(
+        params["state_dir"],
+        look,
+        accepted,
+        params["probe"],
+        params["health_deadline_s"],
+        params["info_deadline_s"],
+        today,
+    )
+
+
+def servers_of(params: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """The servers with their secrets."""
+    secrets = params["secrets"]
+    return [{**raw, **(secrets.get(raw["name"]) or {})} for raw in params["servers"]]
+
+
+def main() -> t.NoReturn:
+    module = AnsibleModule(
+        argument_spec={
+            "servers": {"type": "list", "elements": "dict", "default": [], "no_log": False},
+            "secrets": {"type": "dict", "default": {}, "no_log": True},
+            "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
+            **{name: DEVICES[name] for name in ("expected_gpus", "nvml_deadline_s", "device_major")},
+            "probe": {"type": "bool", "default": True},
+            "health_deadline_s": {"type": "float", "default": 25},
+            "info_deadline_s": {"type": "float", "default": 10},
+            "accepted": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "server": {"type": "str", "default": "*"},
+                    "item": {"type": "str", "required": True},
+                    "reason": {"type": "str", "required": True},
+                    "until": {"type": "str", "required": True},
+                },
+            },
+            "today": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = Check(options_of(module.params), servers_of(module.params)).result()
+    except CleanSlateError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
