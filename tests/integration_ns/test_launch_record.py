@@ -143,7 +143,6 @@ def test_a_kept_launch_starts_exactly_what_ran_then(site: Site) -> None:
     assert {name: (folder_of(site, third) / name).read_bytes() for name in files} == files
 
 
-@pytest.mark.promise
 def test_what_is_gone_is_an_error_before_anything_is_touched(site: Site, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.symlink_to(sys.executable)

@@ -106,7 +106,6 @@ def errors_of(run: PlaybookRun) -> str:
 # --- several servers in one run ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize("vmid", [None, 129], ids=["no node", "with its node"])
 def test_a_server_that_fails_stops_all_that_would_come_after_it(fleet: Fleet, vmid: int | None) -> None:
     """The one before it has left clean verdicts behind; they are not its own."""
@@ -133,7 +132,6 @@ def test_a_module_that_gives_no_verdict_does_not_borrow_the_last_servers(fleet: 
     assert ("server_launch@inside", "b") not in acts(fleet)
 
 
-@pytest.mark.promise
 def test_no_host_is_touched_where_another_one_fails_late(fleet: Fleet) -> None:
     """Whatever strategy somebody's ansible.cfg sets: the healthy host does not run ahead."""
     slow = fleet.directory / "ssh"
@@ -179,7 +177,6 @@ def test_a_node_that_is_named_can_not_be_left_out_of_the_verdict(fleet: Fleet, p
     assert ("server_launch@inside", "a") not in acts(fleet)
 
 
-@pytest.mark.promise
 def test_a_node_that_answers_for_another_container_gave_no_verdict(fleet: Fleet) -> None:
     fleet.container("h1", 129, "a")
     fleet.script("clean_state@node", clean("host", container={"vmid": "130", "state": "running"}))
@@ -191,7 +188,6 @@ def test_a_node_that_answers_for_another_container_gave_no_verdict(fleet: Fleet)
 # --- confirmations ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize(
     "given", [{"confirm_container_stop": "129"}, {"confirm_gpu_reset": "0"}], ids=["stop", "reset"]
 )
@@ -208,7 +204,6 @@ def test_a_confirmation_counts_for_one_host(fleet: Fleet, given: dict[str, t.Any
     assert acts(fleet) == [("gpu_evict@inside", "a"), ("gpu_evict@node", "a")]
 
 
-@pytest.mark.promise
 def test_a_confirmation_in_the_inventory_is_refused(fleet: Fleet) -> None:
     """Also one of a host that is not the first."""
     fleet.container("h1", 129, "a")
@@ -218,7 +213,6 @@ def test_a_confirmation_in_the_inventory_is_refused(fleet: Fleet) -> None:
     assert fleet.rows() == []
 
 
-@pytest.mark.promise
 def test_a_container_is_stopped_for_one_server(fleet: Fleet) -> None:
     """The server that was relaunched before would go down again, and its summary would still say that it serves."""
     fleet.container("h1", 129, "a", "b")
@@ -230,7 +224,6 @@ def test_a_container_is_stopped_for_one_server(fleet: Fleet) -> None:
 # --- which node, which container --------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise
 def test_two_hosts_that_name_one_container_are_refused(fleet: Fleet) -> None:
     fleet.container("h1", 129, "a")
     fleet.container("h2", 129, "b")
@@ -239,7 +232,6 @@ def test_two_hosts_that_name_one_container_are_refused(fleet: Fleet) -> None:
     assert fleet.rows() == []
 
 
-@pytest.mark.promise
 def test_a_container_that_can_not_be_proved_to_be_the_host_is_refused(fleet: Fleet) -> None:
     fleet.container("h1", 129, "a")
     seen = fleet.scripts["gpu_info@node"][0]
@@ -248,7 +240,6 @@ def test_a_container_that_can_not_be_proved_to_be_the_host_is_refused(fleet: Fle
     assert acts(fleet) == []
 
 
-@pytest.mark.promise
 def test_the_role_alone_lets_no_node_act_that_must_not(fleet: Fleet) -> None:
     """Not only the playbooks ask whether the node may."""
     fleet.container("h1", 129, "a", sglang_host_rungs=False)

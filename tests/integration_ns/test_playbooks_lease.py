@@ -98,7 +98,6 @@ def test_a_run_that_lost_its_lease_starts_and_ends_nothing_more(
     assert [call for call in fleet.whole() if call != "clean_state@node"] == [TAKE, *calls]
 
 
-@pytest.mark.promise
 def test_a_lease_that_is_lost_on_the_way_back_ends_it_there(fleet: Scripted) -> None:
     reason = {"code": "lease_lost", "message": LOST_WORDS, "severity": "required"}
     fleet.script("server_ready@inside", unproved())
@@ -108,7 +107,6 @@ def test_a_lease_that_is_lost_on_the_way_back_ends_it_there(fleet: Scripted) -> 
     assert fleet.whole() == [TAKE, *PATH, "server_launch from last_good (check)", "gpu_evict"]
 
 
-@pytest.mark.promise
 def test_the_node_does_not_act_for_a_run_that_lost_its_lease(fleet: Scripted) -> None:
     fleet.variables = {"sglang_proxmox_host": "pve1", "sglang_vmid": 129}
     taken = {"changed": False, "echo": True, "holder": None, "broken": None, "waited_s": 0.0}
@@ -200,7 +198,6 @@ def test_a_teardown_takes_it_gives_it_back_and_needs_none_of_an_unreachable_cont
     assert "Lease     none: it lies in the container" in text
 
 
-@pytest.mark.promise
 def test_a_teardown_that_lost_it_lets_no_node_act(fleet: Scripted) -> None:
     fleet.variables = {"sglang_proxmox_host": "pve1", "sglang_vmid": 129}
     fleet.script("gpu_evict@inside", LOST)

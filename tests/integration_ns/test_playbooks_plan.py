@@ -60,7 +60,6 @@ def host(ns: Namespace, tmp_path: Path) -> PlaybookHost:
 
 
 @pytest.mark.ns
-@pytest.mark.promise
 def test_a_denied_relaunch_leaves_the_old_server_alone(host: PlaybookHost, ns: Namespace) -> None:
     """Stopped before anything is touched, with reason and remedy; what is waived goes on, and the record keeps why."""
     first = summary_of(host.run("relaunch.yml").check())

@@ -244,7 +244,6 @@ def test_nothing_is_started_again_on_a_host_that_is_not_proved_clean(
     assert fleet.whole()[-1] == GIVE_BACK
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize(
     ("key", "answer"),
     [

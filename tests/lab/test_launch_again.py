@@ -49,7 +49,6 @@ def shown(box: Container) -> dict[str, str]:
     return {name: value.partition(" ; ignore_errors=")[0] for name, value in state.items()}
 
 
-@pytest.mark.promise
 def test_a_unit_is_started_exactly_as_it_was(box: Container, tmp_path: Path) -> None:
     first = launch(
         box,

@@ -112,7 +112,6 @@ def test_enabled_at_boot_only_where_chosen(box: Container, tmp_path: Path) -> No
     assert not (box.root / "etc/systemd/system/multi-user.target.wants" / UNIT).is_symlink()
 
 
-@pytest.mark.promise
 def test_a_unit_of_somebody_else_is_neither_overwritten_nor_taken_for_ours(box: Container, tmp_path: Path) -> None:
     path = box.root / "etc/systemd/system" / UNIT
     by_hand = "[Service]\nExecStart=/bin/sleep 600\n"

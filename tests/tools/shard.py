@@ -16,6 +16,8 @@ import pytest
 # What one test weighs, by its marker: a guess in seconds that only balances the parts.
 WEIGHTS = {"engine": 40.0, "lab": 15.0, "slow": 30.0}
 PLAIN_WEIGHT = 2.0
+# A whole ansible-playbook a test.
+PLAYBOOK_FILES, PLAYBOOK_WEIGHT = "test_playbooks_", 8.0
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -26,9 +28,10 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def weight(markers: Iterable[str]) -> float:
-    """The weight of a test with these markers."""
-    return max((WEIGHTS.get(name, PLAIN_WEIGHT) for name in markers), default=PLAIN_WEIGHT)
+def weight(markers: Iterable[str], name: str = "") -> float:
+    """The weight of a test with these markers in the file ``name``."""
+    least = PLAYBOOK_WEIGHT if PLAYBOOK_FILES in name else PLAIN_WEIGHT
+    return max((least, *(WEIGHTS.get(marker, least) for marker in markers)))
 
 
 def assign(weights: Mapping[str, float], parts: int) -> dict[str, int]:
@@ -54,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     weights: dict[str, float] = {}
     for item in items:
         name = item.nodeid.split("::", 1)[0]
-        weights[name] = weights.get(name, 0.0) + weight(mark.name for mark in item.iter_markers())
+        weights[name] = weights.get(name, 0.0) + weight((mark.name for mark in item.iter_markers()), name)
     chosen = assign(weights, parts)
     kept = [item for item in items if chosen[item.nodeid.split("::", 1)[0]] == part]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

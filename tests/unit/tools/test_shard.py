@@ -29,6 +29,7 @@ def test_heavy_files_are_kept_apart() -> None:
 
 def test_the_heaviest_marker_counts() -> None:
     assert weight([]) < weight(["lab"]) < weight(["lab", "engine"])
+    assert weight([]) < weight([], "tests/x/test_playbooks_plan.py") < weight(["lab"], "tests/x/test_playbooks_plan.py")
 
 
 @pytest.mark.parametrize("text", ["", "3", "0/2", "3/2", "a/b", "1/2/3", "-1/2"])
