@@ -28,7 +28,7 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
             if not name.startswith("sglang_"):
                 continue
             try:
-                values[name] = _plain(hostvars[host][name])
+                values[name] = plain_value(hostvars[host][name])
             except (AnsibleError, TemplateError) as error:
                 unreadable.append(f"{host}: {name}: {_cause(error)}")
         # A host with an unreadable variable would be said to lack it.
@@ -49,7 +49,7 @@ def _cause(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
-def _plain(value: t.Any) -> t.Any:
+def plain_value(value: t.Any) -> t.Any:
     """The value as plain Python, with every template in it resolved: an undefined variable shows here, not in mid-run.
 
     (Ansible's lazy containers can be read as they are, but a deep copy of one copies its whole template engine.)
@@ -57,9 +57,9 @@ def _plain(value: t.Any) -> t.Any:
     if isinstance(value, Undefined):
         str(value)  # raises what went wrong
     if isinstance(value, t.Mapping):
-        return {str(key): _plain(value[key]) for key in value}
+        return {str(key): plain_value(value[key]) for key in value}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain_value(each) for each in value]
     return value
 
 
@@ -82,7 +82,7 @@ def server_settings(
 ) -> dict[str, t.Any]:
     """The complete settings of one server."""
     try:
-        return inventory.find(_plain(servers), name, _plain(defaults or {}))
+        return inventory.find(plain_value(servers), name, plain_value(defaults or {}))
     except KeyError:
         raise AnsibleFilterError(f"sglang_servers has no server '{name}'") from None
 
@@ -96,7 +96,7 @@ def gpu_problems(
     expected: int | None = None,
 ) -> Problems:
     """What the GPUs that the host shows say against the chosen servers."""
-    complete = [inventory.complete(server, _plain(defaults or {})) for server in _plain(servers)]
+    complete = [inventory.complete(server, plain_value(defaults or {})) for server in plain_value(servers)]
     return inventory.gpu_problems(host, chosen, complete, gpu_info, None if expected is None else int(expected))
 
 

@@ -20,6 +20,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 
 from ..module_utils.decide.clean import DRIVER_CODES
 from .client_settings import client_host_problems, client_problems
+from .drift_accepted import acceptance_problems
 from .words import nearest, unknown_keys
 
 Options = dict[str, t.Any]
@@ -239,8 +240,8 @@ def host_problems(
     ours = sorted(name for name in names if name.startswith("sglang_"))
     problems = unknown_keys(host, ours, options, "variable")
     servers = values.get("sglang_servers")
-    # Servers and the container's number have checks of their own below, with clearer words.
-    apart = ("sglang_servers", "sglang_vmid")
+    # Servers, the container's number and accepted drift have checks of their own below, with clearer words.
+    apart = ("sglang_servers", "sglang_vmid", "sglang_drift_accepted")
     plain = {name: value for name, value in values.items() if name in options and name not in apart}
     spec = {name: option for name, option in options.items() if name not in apart}
     problems += [f"{host}: {message}" for message in ArgumentSpecValidator(spec).validate(_given(plain)).error_messages]
@@ -252,6 +253,7 @@ def host_problems(
         if isinstance(value, str) and spec[name]["type"] in wanted
     ]
     problems += container_problems(host, values, known_hosts)
+    problems += acceptance_problems(host, values.get("sglang_drift_accepted"))
     if servers is None:
         return [*problems, f"{host}: sglang_servers is missing"] if needs_servers else problems
     if not isinstance(servers, (list, tuple)) or not all(isinstance(server, t.Mapping) for server in servers):

@@ -1,0 +1,57 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters of the check for drift: what the module is told, what it found, and its schedule."""
+
+from __future__ import annotations
+
+import typing as t
+
+from ansible_collections.cleanslate.sglang.plugins.filter.inventory import plain_value
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_settings, drift_table
+
+Variables = t.Mapping[str, t.Any]
+
+
+def _servers(variables: Variables) -> tuple[t.Any, t.Any]:
+    return plain_value(variables["sglang_servers"]), plain_value(variables.get("sglang_server_defaults") or {})
+
+
+def _of(variables: Variables, name: str) -> t.Any:
+    return plain_value(variables.get(name))
+
+
+def drift_options(variables: Variables) -> dict[str, t.Any]:
+    """A host's variables as the module's options ``servers``, ``accepted`` and ``expected_gpus``, without secrets; and
+    ``timeout_s``, the net above them."""
+    servers, defaults = _servers(variables)
+    expected = drift_settings.expected_gpus(_of(variables, "sglang_expected_gpus"), servers, defaults)
+    options: dict[str, t.Any] = {
+        "servers": drift_settings.settings_of(servers, defaults),
+        "accepted": drift_settings.accepted_of(_of(variables, "sglang_drift_accepted") or [], servers),
+        "timeout_s": drift_settings.timeout_s(servers, float(_of(variables, "sglang_nvml_deadline_s") or 10)),
+    }
+    return options if expected is None else {**options, "expected_gpus": expected}
+
+
+def drift_secrets(variables: Variables) -> dict[str, dict[str, t.Any]]:
+    """The secrets of a host's servers by their names."""
+    return drift_settings.secrets_of(*_servers(variables))
+
+
+def drift_overview(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], name: str = "drift_result") -> list[str]:
+    """A fleet in a few lines, from what each of its hosts has registered."""
+    return drift_table.drift_overview({host: hostvars[host].get(name, {}) for host in hosts})
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, t.Callable[..., t.Any]]:
+        return {
+            "drift_lines": drift_table.drift_lines,
+            "drift_options": drift_options,
+            "drift_overview": drift_overview,
+            "drift_secrets": drift_secrets,
+            "drift_why": drift_table.drift_why,
+        }

@@ -1,0 +1,55 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host's variables as the options of server_drift: settings and secrets apart, acceptances, the net above it all."""
+
+from __future__ import annotations
+
+import typing as t
+
+from . import drift_accepted, inventory
+
+Servers = t.Sequence[t.Mapping[str, t.Any]]
+# Above the module's own deadlines, in seconds: for the look at the host, and for each server.
+_HOST_S = 180
+_SERVER_S = 120
+_NVML_LOOKS = 3
+
+
+def secret_keys() -> tuple[str, ...]:
+    """The keys of a server that no log may show."""
+    return tuple(key for key, option in inventory.server_options().items() if option.get("no_log"))
+
+
+def settings_of(servers: Servers, defaults: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """The complete settings of a host's servers, without their secrets."""
+    secret = secret_keys()
+    complete = [inventory.complete(server, defaults) for server in servers]
+    return [{key: value for key, value in each.items() if key not in secret} for each in complete]
+
+
+def secrets_of(servers: Servers, defaults: t.Mapping[str, t.Any]) -> dict[str, dict[str, t.Any]]:
+    """The secrets by the servers' names; a server without any is left out."""
+    secret = secret_keys()
+    complete = [inventory.complete(server, defaults) for server in servers]
+    found = {each["name"]: {key: each[key] for key in secret if each.get(key)} for each in complete}
+    return {name: given for name, given in found.items() if given}
+
+
+def accepted_of(accepted: t.Sequence[t.Mapping[str, t.Any]], servers: Servers) -> list[dict[str, t.Any]]:
+    """What is accepted on this host. A list that many hosts share may speak of servers that are elsewhere."""
+    names = {"*", *(str(server.get("name")) for server in servers)}
+    return [each for each in map(drift_accepted.plain, accepted) if each["server"] in names]
+
+
+def expected_gpus(given: t.Any, servers: Servers, defaults: t.Mapping[str, t.Any]) -> t.Optional[int]:
+    """How many GPUs the host must show; 0, which asks for none, where all its servers compute on the CPU."""
+    if given is not None:
+        return int(given)
+    devices = {inventory.complete(server, defaults)["device"] for server in servers}
+    return 0 if devices == {"cpu"} else None
+
+
+def timeout_s(servers: Servers, nvml_deadline_s: float = 10) -> int:
+    """The net above the module's own deadlines, in seconds."""
+    return int(nvml_deadline_s * _NVML_LOOKS) + _HOST_S + _SERVER_S * len(servers)

@@ -1,0 +1,143 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""drift.yml on the stand-in server and simulated GPUs: what it says, how it ends, and that one task goes to a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
+from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
+from ansible_collections.cleanslate.sglang.tests.integration_ns.playbook_host import PlaybookHost
+
+pytestmark = pytest.mark.ns
+
+KEY = "sk-Drift-Secret-77b1"
+TOKEN = "hf_Drift_Secret_c2d9"
+# Actions that run on the controller alone.
+CONTROLLER = ("fail", "debug")
+UNREACHABLE = {
+    "ansible_connection": "ssh",
+    "ansible_host": "127.0.0.1",
+    "ansible_port": 1,
+    "ansible_ssh_common_args": "-o ConnectTimeout=5 -o BatchMode=yes",
+}
+
+
+@pytest.fixture
+def host(ns: Namespace, tmp_path: Path) -> PlaybookHost:
+    one = PlaybookHost(tmp_path, ns)
+    one.follow_schedulers()
+    server = one.server("demo", 31000, flags={"tp_size": 2, "max_total_tokens": 4096})
+    one.servers = [{**server, "api_key": KEY, "secret_environment": {"HF_TOKEN": TOKEN}}]
+    return one
+
+
+def table_of(run: PlaybookRun, host: str = "gpu01") -> str:
+    """The table of one host."""
+    (shown,) = [task for task in run.named("Show what differs") if task.host == host]
+    return str(shown.result["msg"])
+
+
+def on_hosts(run: PlaybookRun) -> list[tuple[str, str]]:
+    """(host, module) of every task that did not stay on the controller."""
+    names = [(task.host, task.action.rpartition(".")[2]) for task in run.tasks if task.status != "skipped"]
+    return [(name, action) for name, action in names if action not in CONTROLLER]
+
+
+def marked(text: str) -> list[list[str]]:
+    """Mark, server and item of each row of a table."""
+    marks = ("CRITICAL", "warning", "note", "unknown", "expired")
+    return [line.split()[:3] for line in text.splitlines() if line.split()[:1] and line.split()[0] in marks]
+
+
+def test_in_sync_drifted_accepted_expired_gone(host: PlaybookHost, ns: Namespace) -> None:
+    host.run("relaunch.yml").check()
+    before = {pid for pid in ns.pids() if pid == host.record("demo")["pid"]}
+    for arguments in ((), ("--check", "--diff", "-vvv")):
+        run = host.run("drift.yml", *arguments).check()
+        assert on_hosts(run) == [("gpu01", "server_drift")], run.stdout
+        text = table_of(run)
+        assert text.startswith("gpu01: in sync (0 drifted, 0 unknown, 0 accepted)"), text
+        assert "demo: in sync: pid " in text and "health ok" in text, text
+        assert marked(text) == []
+        assert KEY not in run.stdout + run.stderr and TOKEN not in run.stdout + run.stderr
+        assert not [task for task in run.tasks if KEY in str(task.result) or TOKEN in str(task.result)]
+    assert {pid for pid in ns.pids() if pid == host.record("demo")["pid"]} == before
+
+    host.servers[0]["flags"]["max_total_tokens"] = 2048
+    run = host.run("drift.yml")
+    assert run.rc == 2, run.stdout
+    assert marked(table_of(run)) == [["CRITICAL", "demo", "flag:max-total-tokens"]]
+    (failed,) = [task for task in run.tasks if task.status == "failed"]
+    assert failed.result["msg"] == "gpu01 has drifted: demo: flag:max-total-tokens: wanted 2048, found 4096"
+    assert "remedy: relaunch it: playbooks/relaunch.yml -e server=demo" in table_of(run)
+
+    entry = {"server": "demo", "item": "flag:max-*", "reason": "ticket 12", "until": "2999-12-31"}
+    host.variables["sglang_drift_accepted"] = [entry]
+    text = table_of(host.run("drift.yml").check())
+    assert "accepted: demo: flag:max-total-tokens: wanted 2048, found 4096: ticket 12" in text, text
+    entry["until"] = "2020-01-31"
+    run = host.run("drift.yml")
+    assert run.rc == 2, run.stdout
+    assert marked(table_of(run)) == [["expired", "demo", "flag:max-total-tokens"]]
+    assert "accepted until 2020-01-31" in table_of(run)
+
+    del host.variables["sglang_drift_accepted"]
+    host.servers[0]["flags"]["max_total_tokens"] = 4096
+    ns.run(["kill", "-9", str(host.record("demo")["pid"])], 20)
+    run = host.run("drift.yml")
+    assert run.rc == 2, run.stdout
+    assert ["CRITICAL", "demo", "not_running"] in marked(table_of(run)), table_of(run)
+
+
+def test_every_host_of_a_fleet_is_told(host: PlaybookHost) -> None:
+    """In sync, wrong variables, not reachable, a module that can't run: none is silent, and none
+    keeps the others from being checked.
+    """
+    host.servers = []
+    base = {"ansible_connection": "local", "sglang_servers": [], "sglang_become": False}
+    host.other_hosts = {
+        "gpu02": {**base, "sglang_servers": [host.server("chat", 31000, prot=1)]},
+        "gpu03": {**base, **UNREACHABLE},
+        "gpu04": {**base, "ansible_python_interpreter": "/opt/nowhere/bin/python3"},
+        "gpu05": {**base, "sglang_drift_accepted": [{"itme": "x", "reason": "y", "until": "soon"}]},
+    }
+    run = host.run("drift.yml")
+    assert run.rc == 4, run.stdout
+    assert table_of(run).startswith("gpu01: in sync"), run.stdout
+    assert "gpu04: UNKNOWN: the Python interpreter for Ansible's modules is missing" in table_of(run, "gpu04")
+    (fleet,) = [task.result["msg"] for task in run.named("Drift of all hosts") if task.status == "ok"]
+    assert fleet.startswith("5 hosts: 1 in sync, 1 unknown, 1 unreachable, 2 not checked"), fleet
+    for words in ("gpu04 is unknown: the Python", "gpu03 unreachable: ", "gpu02: not checked", "gpu05: not checked"):
+        assert words in " ".join(fleet.split()), fleet
+    refused = {task.host: str(task.result["msg"]) for task in run.tasks if task.status == "failed" and not task.ignored}
+    assert set(refused) == {"gpu02", "gpu04", "gpu05"}, refused
+    assert "did you mean 'port'?" in refused["gpu02"] and refused["gpu02"].endswith("It was not checked.")
+    for words in ("sglang_drift_accepted[0]", "'itme'; did you mean 'item'?", "item is missing"):
+        assert words in refused["gpu05"], refused["gpu05"]
+    assert sorted(on_hosts(run)) == [(name, "server_drift") for name in ("gpu01", "gpu03", "gpu04")]
+    # What one host lacks is no reason for another's exit code.
+    assert host.run("drift.yml", "--limit", "gpu01").rc == 0
+    assert host.run("drift.yml", "--limit", "gpu02").rc == 2
+    assert host.run("drift.yml", "--limit", "gpu03").rc == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-e", "target=gpus"), "No host in the inventory matches 'gpus'"),
+        (("--limit", "apart"), "No host that --limit leaves matches 'sglang'"),
+    ],
+)
+def test_a_check_of_nobody_fails(host: PlaybookHost, arguments: tuple[str, ...], words: str) -> None:
+    inventory = host.inventory()
+    inventory.write_text(inventory.read_text().replace('{"sglang"', '{"others": {"hosts": {"apart": {}}}, "sglang"'))
+    host.inventory = lambda: inventory  # type: ignore[method-assign]
+    run = host.run("drift.yml", *arguments)
+    assert run.rc == 2, run.stdout
+    assert words in run.stdout
+    assert not run.of_action("server_drift")
