@@ -300,6 +300,11 @@ servers:
         tokens_per_s:
           description: What it generated in the soak of its proof.
           type: float
+        soak:
+          description: That soak, to compare a later one with. V(null) if there was none. C(requests), C(concurrency),
+            C(tokens), C(tokens_per_s) and C(latency_p50_s), each V(null) if it is not known.
+          type: dict
+          version_added: 0.2.0
         current:
           description: Whether it is the current launch.
           type: bool

@@ -141,6 +141,18 @@ options:
       - How long, in seconds, the soak may take.
     type: float
     default: 120
+  soak_min_tokens_per_s:
+    description:
+      - How many tokens per second all requests of the soak together must make. With less the proof fails.
+      - If not specified, the rate is not judged.
+    type: float
+    version_added: 0.2.0
+  soak_max_latency_s:
+    description:
+      - How long, in seconds, an answer of the soak may take, by the median of all. With more the proof fails.
+      - If not specified, the latency is not judged.
+    type: float
+    version_added: 0.2.0
   record:
     description:
       - Whether the outcome is kept in the launch's folder (C(phases.json), C(proof.json), C(summary.txt)), and the
@@ -610,6 +622,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.watch imp
 Params = t.Mapping[str, t.Any]
 _NO = ("", "false", "no", "none", "off", "0")
 _SECONDS = ("deadline_s", "token_deadline_s", "nvml_deadline_s", "stopped_after_s", "soak_deadline_s")
+_GIVEN_SECONDS = ("slice_s", "soak_max_latency_s")
 
 
 def _wanted(given: t.Optional[str], flags: t.Mapping[str, t.Any], name: str) -> bool:
@@ -640,6 +653,8 @@ def wants_of(params: Params, record: Record, version: t.Optional[str]) -> Wants:
             concurrency=params["soak_concurrency"],
             tokens=params["soak_tokens"],
             deadline_s=params["soak_deadline_s"],
+            min_tokens_per_s=params["soak_min_tokens_per_s"],
+            max_latency_s=params["soak_max_latency_s"],
             request_deadline_s=min(params["token_deadline_s"], params["soak_deadline_s"]),
         ),
         token_deadline_s=params["token_deadline_s"],
@@ -768,7 +783,10 @@ def keep_record(result: t.Mapping[str, t.Any], record: Record, state_dir: str, r
 
 def judge(params: Params, check_mode: bool = False) -> dict[str, t.Any]:
     """Wait and say what came of it. Raises CleanSlateError when there is nothing to wait for."""
-    check_seconds(params, *_SECONDS, *(["slice_s"] if params["slice_s"] is not None else []))
+    check_seconds(params, *_SECONDS, *[name for name in _GIVEN_SECONDS if params[name] is not None])
+    slowest = params["soak_min_tokens_per_s"]
+    if slowest is not None and not 0 <= slowest < float("inf"):
+        raise CleanSlateError(f"soak_min_tokens_per_s is {slowest}; it must be a number of tokens, 0 or more")
     for name in ("soak_requests", "soak_concurrency", "soak_tokens"):
         least = 0 if name == "soak_requests" else 1
         if params[name] < least:
@@ -832,6 +850,8 @@ def main() -> t.NoReturn:
             "soak_concurrency": {"type": "int", "default": 4},
             "soak_tokens": {"type": "int", "default": 32, "no_log": False},
             "soak_deadline_s": {"type": "float", "default": 120.0},
+            "soak_min_tokens_per_s": {"type": "float", "no_log": False},
+            "soak_max_latency_s": {"type": "float"},
             "record": {"type": "bool", "default": False},
             "run_id": {"type": "str"},
         },

@@ -25,7 +25,8 @@ _SHOWN = 10
 class Launch:
     """One kept launch. ``verdict``: ready, failed, hung, starting; None: it was never judged.
 
-    ``problem``: why a part of it can't be used (then what depends on that part is None).
+    ``soak``: the load of its proof, for a later one to be compared with. ``problem``: why a part of it can't be used
+    (then what depends on that part is None).
     """
 
     launch_id: str
@@ -39,6 +40,7 @@ class Launch:
     error: t.Optional[str] = None
     seconds_to_ready: t.Optional[float] = None
     tokens_per_s: t.Optional[float] = None
+    soak: t.Optional[t.Mapping[str, t.Any]] = None
     current: bool = False
     last_good: bool = False
     startable: bool = False
@@ -104,6 +106,7 @@ def _launch(state_dir: str, name: str, launch_id: str, current: str, good: t.Opt
         error=_text(proof.get("error")),
         seconds_to_ready=_number(proof.get("seconds_to_ready", proof.get("seconds"))) if verdict == "ready" else None,
         tokens_per_s=_number((soak_of(proof) or {}).get("tokens_per_s")),
+        soak=_soak(soak_of(proof)),
         startable=startable,
         problem=problem,
         **marks,
@@ -116,6 +119,16 @@ def _text(value: t.Any) -> t.Optional[str]:
 
 def _number(value: t.Any) -> t.Optional[float]:
     return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+
+
+def _soak(found: t.Optional[t.Mapping[str, t.Any]]) -> t.Optional[dict[str, t.Any]]:
+    """The figures of a soak that a later one is compared by; None where there was none."""
+    if found is None:
+        return None
+    latency = found.get("latency_s")
+    figures = {name: _number(found.get(name)) for name in ("requests", "concurrency", "tokens", "tokens_per_s")}
+    middle = _number(latency.get("p50")) if isinstance(latency, t.Mapping) else None
+    return {**figures, "latency_p50_s": middle}
 
 
 def baseline_of(state_dir: str, name: str, config_hash: str) -> t.Optional[dict[str, t.Any]]:

@@ -19,7 +19,7 @@ from .http import Response, info_of
 from .logs import headroom_mib
 from .proof import Reasoning, Tokens, Tools, judge_reasoning, judge_tokens, judge_tools
 from .running import FlagDifference, FlagsJudgement, RunningFlags, judge_flags
-from .soak import Soak, SoakWants, run_soak, together
+from .soak import Soak, SoakWants, run_soak, together, too_slow
 
 _JOIN_S = 5.0
 
@@ -240,6 +240,10 @@ class _Proving:
             self.silence(
                 f"{soak.failed} of {soak.requests} requests of the soak failed: {soak.first_error}", soak.silent
             )
+            return
+        slow = too_slow(soak, wants)
+        if slow is not None:
+            self.fail(slow)
 
     def result(self) -> Proof:
         return Proof(

@@ -24,13 +24,15 @@ _LEAST_S = 0.1
 @dataclass(frozen=True)
 class SoakWants:
     """``requests`` 0: no soak. ``tokens`` of each answer. ``deadline_s``: for all of it; ``request_deadline_s``: for
-    one."""
+    one. ``min_tokens_per_s``, ``max_latency_s`` (the median's): how slow it may be; None: not judged."""
 
     requests: int = 8
     concurrency: int = 4
     tokens: int = 32
     deadline_s: float = 120.0
     request_deadline_s: float = 60.0
+    min_tokens_per_s: t.Optional[float] = None
+    max_latency_s: t.Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,23 @@ def _summary(tally: _Tally, wants: SoakWants, seconds: float, ended: bool) -> So
         first_error=first_error,
         silent=tally.silent or not ended,
     )
+
+
+def too_slow(soak: Soak, wants: SoakWants) -> t.Optional[str]:
+    """What of it is slower than it may be, in one sentence; None: nothing, or nothing is judged.
+
+    Of the latencies the median counts: with a handful of requests every higher percentile is a single one of them.
+    """
+    rate, limit = soak.tokens_per_s, wants.min_tokens_per_s
+    found = []
+    if limit is not None and (rate is None or rate < limit):
+        found.append(f"{'no' if rate is None else f'{rate:g}'} tokens/s, at least {limit:g} are demanded")
+    middle = None if soak.latency_s is None else soak.latency_s.p50
+    longest = wants.max_latency_s
+    if longest is not None and (middle is None or middle > longest):
+        told = "no latency" if middle is None else f"a median latency of {middle:g} s"
+        found.append(f"{told}, at most {longest:g} s are allowed")
+    return f"the soak is too slow: {'; '.join(found)}" if found else None
 
 
 def _latency(values: t.Sequence[float]) -> t.Optional[Latency]:

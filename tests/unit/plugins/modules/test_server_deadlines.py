@@ -19,6 +19,7 @@ CASES: list[tuple[t.Any, str, dict[str, t.Any]]] = [
     (server_ready, "deadline_s", {}),
     (server_ready, "token_deadline_s", {}),
     (server_ready, "nvml_deadline_s", {}),
+    (server_ready, "soak_max_latency_s", {}),
     (server_launch, "nvml_deadline_s", LAUNCH),
     (server_info, "nvml_deadline_s", {}),
 ]

@@ -35,6 +35,7 @@ def test_the_newest_comes_first_with_what_became_of_it(tmp_path: Path) -> None:
     assert (second.verdict, second.error, second.seconds_to_ready) == ("hung", "no progress", None)
     assert (first.verdict, first.last_good, first.current) == ("ready", True, False)
     assert (first.seconds_to_ready, first.tokens_per_s) == (84.5, 123.4)
+    assert (second.soak, third.soak) == (None, None)
     assert (first.operator, first.run_id, first.user) == ("alice", "run-1", "sglang")
 
 
@@ -66,7 +67,7 @@ def test_the_current_one_is_by_the_record_and_not_by_an_old_link(tmp_path: Path)
 
 def test_values_of_the_wrong_kind_in_a_proof_are_not_shown(tmp_path: Path) -> None:
     keep(tmp_path, 1)
-    prove(tmp_path, launch_id(1), seconds="soon", error=["x"], soak={"tokens_per_s": True})
+    prove(tmp_path, launch_id(1), seconds="soon", error=["x"], soak={"tokens_per_s": True, "latency_s": "x"})
     [row] = history.list_launches(str(tmp_path), "main")
     assert (row.verdict, row.seconds_to_ready, row.error, row.tokens_per_s) == ("ready", None, None, None)
 
@@ -123,3 +124,14 @@ def test_the_baseline_is_the_newest_soak_of_the_same_configuration(tmp_path: Pat
     config_hash = str(history.list_launches(str(tmp_path), "main")[0].config_hash)
     assert history.baseline_of(str(tmp_path), "main", config_hash) == {"tokens_per_s": 2.0, "launch_id": launch_id(2)}
     assert history.baseline_of(str(tmp_path), "main", "sha256:0") is None
+
+
+def test_the_figures_of_a_soak_are_kept_for_a_later_one(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    latency = {"p50": 0.5, "p95": 1.0, "max": 2.0}
+    whole = {"requests": 8, "failed": 0, "concurrency": 4, "tokens": 256, "tokens_per_s": 99.5, "latency_s": latency}
+    prove(tmp_path, launch_id(1), soak=whole)
+    figures = {"requests": 8.0, "concurrency": 4.0, "tokens": 256.0, "tokens_per_s": 99.5, "latency_p50_s": 0.5}
+    assert history.list_launches(str(tmp_path), "main")[0].soak == figures
+    prove(tmp_path, launch_id(1), soak={"tokens_per_s": "fast", "latency_s": None})
+    assert history.list_launches(str(tmp_path), "main")[0].soak == dict.fromkeys(figures)

@@ -263,6 +263,15 @@ def test_a_soak_that_fails_is_a_failure_and_a_silent_one_hung() -> None:
     assert proved(Host(soak_answer=SILENT)).hung is True
 
 
+def test_a_soak_slower_than_demanded_is_a_failure_and_not_hung() -> None:
+    soak = SoakWants(requests=2, concurrency=1, min_tokens_per_s=1e12)
+    proof = proved(Host(), soak=soak)
+    assert "the soak is too slow" in str(proof.problem)
+    assert proof.hung is False
+    silent = proved(Host(soak_answer=SILENT), soak=soak)
+    assert "too slow" not in " ".join(silent.problems)
+
+
 def test_a_rank_that_dies_in_the_soak_is_seen() -> None:
     proof = proved(Host(trees=[tree(0, 1), tree(0)]))
     assert proof.problem == "after the soak 1 of 2 schedulers run: DP1 is missing"

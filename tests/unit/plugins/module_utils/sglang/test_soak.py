@@ -12,10 +12,12 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.http import Response
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.soak import (
+    Latency,
     Soak,
     SoakWants,
     run_soak,
     together,
+    too_slow,
 )
 
 
@@ -141,3 +143,28 @@ def test_together_does_not_wait_for_ever() -> None:
         assert together([held.wait, lambda: None], 0.2) is False
     finally:
         held.set()
+
+
+@pytest.mark.parametrize(
+    ("least", "longest", "words"),
+    [
+        (None, None, None),
+        (80.0, 1.5, None),
+        (100.0, 1.0, None),
+        (100.1, None, "100 tokens/s, at least 100.1 are demanded"),
+        (None, 0.9, "a median latency of 1 s, at most 0.9 s are allowed"),
+        (200.0, 0.5, "100 tokens/s, at least 200 are demanded; a median latency of 1 s"),
+    ],
+)
+def test_how_slow_it_may_be(least: float | None, longest: float | None, words: str | None) -> None:
+    """The limits themselves are fast enough. The tail of a few requests is not judged."""
+    seen = Soak(8, 0, 4, 256, 2.56, 100.0, Latency(1.0, 9.0, 9.0))
+    found = too_slow(seen, SoakWants(min_tokens_per_s=least, max_latency_s=longest))
+    assert found is None if words is None else words in str(found)
+
+
+def test_what_is_not_known_is_not_fast_enough() -> None:
+    seen = Soak(8, 8, 4, 0, 60.0, None, None)
+    found = str(too_slow(seen, SoakWants(min_tokens_per_s=0.0, max_latency_s=9.0)))
+    assert "no tokens/s" in found
+    assert "no latency" in found
