@@ -104,22 +104,25 @@ def test_every_host_of_a_fleet_is_told(host: PlaybookHost) -> None:
         "gpu02": {**base, "sglang_servers": [host.server("chat", 31000, prot=1)]},
         "gpu03": {**base, **UNREACHABLE},
         "gpu04": {**base, "ansible_python_interpreter": "/opt/nowhere/bin/python3"},
+        "gpu06": {**base, "sglang_become": True, "ansible_become_exe": "/opt/nowhere/sudo"},
         "gpu05": {**base, "sglang_drift_accepted": [{"itme": "x", "reason": "y", "until": "soon"}]},
     }
-    run = host.run("drift.yml")
+    # Root that becomes root needs no sudo; here it is asked for all the same.
+    run = host.run("drift.yml", env={"ANSIBLE_BECOME_ALLOW_SAME_USER": "1"})
     assert run.rc == 4, run.stdout
     assert table_of(run).startswith("gpu01: in sync"), run.stdout
     assert "gpu04: UNKNOWN: the Python interpreter for Ansible's modules is missing" in table_of(run, "gpu04")
+    assert "gpu06: UNKNOWN: there is no sudo to become root with" in table_of(run, "gpu06")
     (fleet,) = [task.result["msg"] for task in run.named("Drift of all hosts") if task.status == "ok"]
-    assert fleet.startswith("5 hosts: 1 in sync, 1 unknown, 1 unreachable, 2 not checked"), fleet
+    assert fleet.startswith("6 hosts: 1 in sync, 2 unknown, 1 unreachable, 2 not checked"), fleet
     for words in ("gpu04 is unknown: the Python", "gpu03 unreachable: ", "gpu02: not checked", "gpu05: not checked"):
         assert words in " ".join(fleet.split()), fleet
     refused = {task.host: str(task.result["msg"]) for task in run.tasks if task.status == "failed" and not task.ignored}
-    assert set(refused) == {"gpu02", "gpu04", "gpu05"}, refused
-    assert "did you mean 'port'?" in refused["gpu02"] and refused["gpu02"].endswith("It was not checked.")
+    assert set(refused) == {"gpu02", "gpu04", "gpu05", "gpu06"}, refused
+    assert "did you mean 'port'?" in refused["gpu02"] and refused["gpu02"].startswith("not checked: gpu02: ")
     for words in ("sglang_drift_accepted[0]", "'itme'; did you mean 'item'?", "item is missing"):
         assert words in refused["gpu05"], refused["gpu05"]
-    assert sorted(on_hosts(run)) == [(name, "server_drift") for name in ("gpu01", "gpu03", "gpu04")]
+    assert sorted(on_hosts(run)) == [(name, "server_drift") for name in ("gpu01", "gpu03", "gpu04", "gpu06")]
     # What one host lacks is no reason for another's exit code.
     assert host.run("drift.yml", "--limit", "gpu01").rc == 0
     assert host.run("drift.yml", "--limit", "gpu02").rc == 2
