@@ -392,6 +392,7 @@ gpus_used:
       ours: [4799]
       strangers: []
       note: null
+      absent: false
   contains:
     gpu:
       description: The planned GPU.
@@ -413,6 +414,9 @@ gpus_used:
     note:
       description: Why it can't be judged.
       type: str
+    absent:
+      description: Whether the driver shows no such GPU. The proof fails then.
+      type: bool
 flags_differ:
   description: Whether what runs is what was wanted. V(null) if that was not judged.
   returned: always

@@ -16,7 +16,8 @@ from .topology import Flags, plan_topology
 @dataclass(frozen=True)
 class GpuUse:
     """One planned GPU. ``ours``: pids of the server's tree that hold it; ``strangers``: other holders and suspects, as
-    words. ``used`` None: can't be seen from here (``note`` says why), which proves nothing."""
+    words. ``used`` None: can't be told from here (``note`` says why): in a container the driver may list nobody.
+    ``absent``: there is no such GPU, so that nobody uses it."""
 
     gpu: str
     index: t.Optional[int]
@@ -24,6 +25,7 @@ class GpuUse:
     ours: tuple[int, ...] = ()
     strangers: tuple[str, ...] = ()
     note: t.Optional[str] = None
+    absent: bool = False
 
 
 def planned_gpus(flags: t.Mapping[str, t.Any], chosen: t.Sequence[str]) -> tuple[str, ...]:
@@ -58,8 +60,10 @@ def _use(
 ) -> GpuUse:
     gpu = next((gpu for gpu in gpus if name in _names(gpu)), None)
     found = None if gpu is None else holders.get(gpu.index)
-    if gpu is None or found is None:
-        return GpuUse(name, None if gpu is None else gpu.index, None, note="the driver does not show it")
+    if gpu is None:
+        return GpuUse(name, None, False, note="the driver does not show it", absent=True)
+    if found is None:
+        return GpuUse(name, gpu.index, None, note="who holds it could not be looked at")
     ours = tuple(holder.pid for holder in found.holders if holder.pid in tree)
     others = [
         f"pid {holder.pid} ({holder.process.title if holder.process else '?'})"

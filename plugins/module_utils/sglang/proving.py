@@ -203,13 +203,15 @@ class _Proving:
             self.fail("which GPUs the server uses can't be seen from here, so that it uses those planned is not proved")
             return
         self.gpus_used = tuple(users)
-        idle = [use.gpu for use in users if use.used is False]
+        idle = [use.gpu for use in users if use.used is False and not use.absent]
         if idle:
             words = f"GPU {idle[0]} is" if len(idle) == 1 else f"GPUs {', '.join(idle)} are"
             self.fail(f"{words} planned for this server, and none of its processes holds it")
         for use in users:
-            if use.used is None:
-                self.fail(f"whether the server uses GPU {use.gpu}, which is planned for it, is not known: {use.note}")
+            if use.absent:
+                self.fail(f"GPU {use.gpu} is planned for this server, and the driver does not show it")
+            elif use.used is None:
+                self.warnings.append(f"whether GPU {use.gpu} is used is not known: {use.note}")
             if use.strangers:
                 self.warnings.append(f"GPU {use.gpu} is also held by {', '.join(use.strangers)}")
 

@@ -66,9 +66,14 @@ def test_contradicting_evidence_is_unknown() -> None:
     assert use.used is None
 
 
-def test_a_gpu_that_is_not_shown_is_unknown() -> None:
+def test_a_gpu_that_is_not_shown_is_absent() -> None:
     (use,) = uses([holds(10)], planned=("GPU-gone",))
-    assert (use.used, use.index) == (None, None)
+    assert (use.used, use.index, use.absent) == (False, None, True)
+
+
+def test_a_gpu_whose_holders_nobody_looked_at_is_unknown() -> None:
+    (use,) = gpu_use(("0",), [gpu(0)], {}, (10, 11))
+    assert (use.used, use.index, use.absent) == (None, 0, False)
 
 
 @pytest.mark.parametrize(

@@ -219,21 +219,20 @@ def test_a_server_info_that_does_not_answer_is_a_warning() -> None:
     assert "/server_info: no whole answer" in proof.warnings[0]
 
 
-def test_a_stranger_on_a_planned_gpu_is_a_warning() -> None:
-    proof = proved(Host(users=[GpuUse("0", 0, True, (10,), ("pid 66 (x)",))]))
+def test_strangers_and_use_that_the_evidence_does_not_tell_are_warnings() -> None:
+    proof = proved(Host(users=[GpuUse("0", 0, True, (10,), ("pid 66 (x)",)), GpuUse("1", 1, None, note="hidden")]))
     assert proof.problem is None
-    assert list(proof.warnings) == ["GPU 0 is also held by pid 66 (x)"]
+    assert list(proof.warnings) == ["GPU 0 is also held by pid 66 (x)", "whether GPU 1 is used is not known: hidden"]
 
 
 @pytest.mark.parametrize(
     ("users", "said"),
     [
-        ([GpuUse("0", 0, True, (10,)), GpuUse("1", 1, None, note="hidden")], "GPU 1, which is planned for it, is not"),
-        ([GpuUse("GPU-gone", None, None, note="the driver does not show it")], "the driver does not show it"),
+        ([GpuUse("GPU-gone", None, False, absent=True)], "GPU GPU-gone is planned for this server, and the driver"),
         (None, "can't be seen from here, so that"),
     ],
 )
-def test_use_of_a_gpu_that_is_not_known_is_a_failure(users: list[GpuUse] | None, said: str) -> None:
+def test_a_planned_gpu_that_nobody_shows_is_a_failure(users: list[GpuUse] | None, said: str) -> None:
     host = Host(users=users)
     assert said in str(proved(host).problem)
     assert "soak" not in host.asked
