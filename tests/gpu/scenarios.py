@@ -10,7 +10,7 @@ DIR/report.json after each scenario, so that a run that is cut off still tells w
 is reported and the next one goes on. ``--budget``: no scenario is started after so many seconds.
 
 one GPU:   start serving killed hung orphan from_orphan hicache from_hicache hicache_killed timing namespaces
-           graphs no_room teardown
+           graphs drift no_room teardown
 two GPUs:  neighbour tp2 tp2_killed
 """
 
@@ -499,6 +499,68 @@ def no_room(lab: Lab) -> Figures:
     return {**seen, "chat": chat(PORT), "used_mib": used_mib()}
 
 
+# Holds 1 GiB until its input ends.
+NEIGHBOUR = """
+import sys, torch
+memory = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"); torch.cuda.synchronize()
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def drifted(lab: Lab, flags: t.Mapping[str, t.Any], **variables: t.Any) -> Figures:
+    """One run of drift.yml: its exit code, and each row as (server, item, state)."""
+    before = dict(lab.extra)
+    lab.extra.update(variables)
+    try:
+        figures = lab.playbook("drift.yml", flags, ("0",))
+    finally:
+        lab.extra = before
+    answer = figures["modules"]["server_drift"]
+    rows = [row for part in (*answer["servers"], answer["host"]) for row in part["drift"]]
+    return {
+        "rc": figures["rc"],
+        "seconds": figures["seconds"],
+        "module_seconds": answer["seconds"],
+        "verdict": answer["verdict"],
+        "rows": [[row["server"], row["item"], row["state"], row["wanted"], row["found"]] for row in rows],
+        "host": answer["host"],
+    }
+
+
+def drift(lab: Lab) -> Figures:
+    """What runs against what was chosen, after a start with CUDA graphs: nothing of the engine's own rewrites, then
+    each difference once; the process of somebody else is named as a holder, and goes on.
+    """
+    if not lab.report.get("graphs"):
+        assert lab.relaunch(GRAPHS)["rc"] == 0, "there is nothing to compare"
+    same = drifted(lab, GRAPHS, sglang_expected_gpus=1)
+    lab.note("drift", {"same": same})
+    assert (same["rc"], same["verdict"]) == (0, "in_sync"), same
+    flags = {**GRAPHS, "mem-fraction-static": 0.4, "schedule-conservativeness": 1.3}
+    changed = drifted(lab, flags, sglang_expected_gpus=2)
+    neighbour = subprocess.Popen(
+        [lab.python, "-c", NEIGHBOUR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "holding\n"
+        held = drifted(lab, GRAPHS, sglang_expected_gpus=1)
+    finally:
+        said, _nothing = neighbour.communicate(timeout=60)
+    found = {"same": same, "changed": changed, "held": held, "neighbour": [neighbour.pid, neighbour.returncode, said]}
+    lab.note("drift", found)
+    assert sorted(row[1] for row in changed["rows"] if row[2] == "drift") == [
+        "flag:mem-fraction-static", "flag:schedule-conservativeness", "gpu_count",
+    ], changed  # fmt: skip
+    assert changed["rc"] == 2
+    holders = [row for row in held["rows"] if row[1].startswith("holder:")]
+    assert len(holders) == 1, held
+    assert str(neighbour.pid) in holders[0][1], held
+    assert neighbour.returncode == 0, "somebody else's process was ended"
+    return found
+
+
 def teardown(lab: Lab) -> Figures:
     return {"teardown": short(lab.playbook("teardown.yml", {}, ["0"])), "used_mib": used_mib()}
 
@@ -581,7 +643,7 @@ SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
     function.__name__: function
     for function in (
         start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing,
-        namespaces, graphs, no_room, teardown,
+        namespaces, graphs, drift, no_room, teardown,
         neighbour, tp2, tp2_killed,
     )
 }  # fmt: skip
