@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible.errors import AnsibleFilterError
+
 from ansible_collections.cleanslate.sglang.plugins.filter.inventory import plain_value
-from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_settings, drift_table
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_schedule, drift_settings, drift_table
 
 Variables = t.Mapping[str, t.Any]
 
@@ -44,14 +47,43 @@ def drift_overview(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], name
     return drift_table.drift_overview({host: hostvars[host].get(name, {}) for host in hosts})
 
 
+def schedule_command(settings: Variables) -> list[str]:
+    """The words of the scheduled command."""
+    return drift_schedule.command(plain_value(settings))
+
+
+def schedule_files(settings: Variables) -> list[list[str]]:
+    """What the schedule's user must be able to read."""
+    return drift_schedule.files(plain_value(settings))
+
+
+def schedule_problems(settings: Variables, looked: Variables) -> list[str]:
+    """Why the schedule would not run."""
+    return drift_schedule.problems(plain_value(settings), plain_value(looked))
+
+
+def systemd_words(words: t.Sequence[str]) -> str:
+    """A command as ExecStart= takes it."""
+    try:
+        return drift_schedule.systemd_words(words)
+    except CleanSlateError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
         return {
+            "cron_command": drift_schedule.cron_command,
             "drift_lines": drift_table.drift_lines,
             "drift_options": drift_options,
             "drift_overview": drift_overview,
+            "drift_schedule_command": schedule_command,
+            "drift_schedule_files": schedule_files,
+            "drift_schedule_problems": schedule_problems,
             "drift_secrets": drift_secrets,
             "drift_why": drift_table.drift_why,
+            "systemd_environment": drift_schedule.systemd_environment,
+            "systemd_words": systemd_words,
         }

@@ -17,10 +17,10 @@ _WIDTH = 240
 _COLUMNS = [
     Column("", 8),
     Column("Server", 14),
-    Column("Item", 24),
+    Column("Item", 36),
     Column("Wanted", 18),
     Column("Found", 24),
-    Column("Where", 13),
+    Column("Where", 21),
 ]
 
 
