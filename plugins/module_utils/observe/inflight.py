@@ -25,6 +25,7 @@ from .ports import parse_table, read_ports
 
 LOADS_SINCE = (0, 5, 13)
 LOADS_DEADLINE_S = 2.0
+LOADS_PATH = "/v1/loads"
 READ_DEADLINE_S = 5.0
 _CONFIG_LIMIT = 1 << 20
 _COUNTS = ("num_running_reqs", "num_waiting_reqs")
@@ -53,7 +54,11 @@ def count_connections(port: int, network_of: t.Optional[int] = None, proc: str =
 
 def count_loads(endpoint: http.Endpoint, deadline_s: float = LOADS_DEADLINE_S) -> t.Union[int, str]:
     """Requests that run or wait, over all ranks, by /v1/loads; a text says why that is not known."""
-    answer = http.request(endpoint, "GET", "/v1/loads", deadline_s)
+    return loads_of(http.request(endpoint, "GET", LOADS_PATH, deadline_s))
+
+
+def loads_of(answer: http.Response) -> t.Union[int, str]:
+    """Requests that run or wait by an answer of /v1/loads; a text says why that is not known."""
     if not answer.ok:
         return answer.error or f"/v1/loads says HTTP {answer.status}"
     data = answer.json()

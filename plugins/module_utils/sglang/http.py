@@ -52,12 +52,18 @@ class Response:
 @dataclass(frozen=True)
 class Endpoint:
     """Where a server listens, and the key for it. ``host`` as in SGLang's --host: 0.0.0.0 and :: are asked by
-    loopback."""
+    loopback.
+
+    ``verify``: whether its certificate is checked, by ``ca_file`` or else by what the system trusts. Without it who
+    answers must be proved in another way, for example by the owner of the port.
+    """
 
     host: str
     port: int
     api_key: t.Optional[str] = None
     tls: bool = False
+    verify: bool = False
+    ca_file: t.Optional[str] = None
 
     @property
     def address(self) -> str:
@@ -85,7 +91,8 @@ def request(
     raises for the peer."""
     start = time.monotonic()
     payload = b"" if body is None else json.dumps(body).encode()
-    headers = {"Host": f"{endpoint.address}:{endpoint.port}", "Connection": "close", "Accept": "application/json"}
+    name = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    headers = {"Host": f"{name}:{endpoint.port}", "Connection": "close", "Accept": "application/json"}
     if body is not None:
         headers["Content-Type"] = "application/json"
     if endpoint.api_key:
@@ -113,11 +120,7 @@ def _exchange(
     with socket.create_connection((endpoint.address, endpoint.port), timeout=_left(deadline)) as plain:
         sock: socket.socket = plain
         if endpoint.tls:
-            # Who answers is proved by the owner of the port, not by a certificate that was made for another name.
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            sock = context.wrap_socket(plain, server_hostname=endpoint.address)
+            sock = _tls_context(endpoint).wrap_socket(plain, server_hostname=endpoint.address)
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         if payload or method == "POST":
             lines.append(f"Content-Length: {len(payload)}")
@@ -131,6 +134,16 @@ def _exchange(
         if response.length:
             raise http.client.IncompleteRead(data, response.length)
         return response.status, data
+
+
+def _tls_context(endpoint: Endpoint) -> ssl.SSLContext:
+    if endpoint.verify:
+        return ssl.create_default_context(cafile=endpoint.ca_file)
+    # A server of this host is proved by the owner of its port, not by a certificate that was made for another name.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _left(deadline: float) -> float:
