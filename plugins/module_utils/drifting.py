@@ -5,50 +5,71 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-import os
 import time
 import typing as t
 from dataclasses import dataclass
 
+from .arguments import baselines_of
 from .decide import drift
 from .decide.drift import Acceptance, Row
-from .decide.drift_server import Place, SeenServer, WantedServer, judge_server
+from .decide.drift_host import MAX_USED_MIB, WantedHost, judge_gpus, judge_leftovers
+from .decide.drift_server import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    HEALTH_LIMIT_S,
+    SETTINGS,
+    START_S,
+    Health,
+    Place,
+    Prints,
+    SeenServer,
+    UnitSeen,
+    WantedServer,
+    judge_server,
+)
 from .decide.gpus import choose_gpus
-from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
-from .decide.workers import expected_workers, judge_workers, workers_of
+from .decide.workers import Workers, expected_workers, judge_workers, workers_of
 from .errors import CleanSlateError, UnknownDevice
 from .hosteyes import launch_secrets
 from .model import Process, ShmReading, to_json
-from .observe.bounded import fetch_launched
+from .observe.bounded import fetch_install, fetch_launched
+from .observe.fingerprint import fetch_model_print
+from .observe.launchfiles import LaunchFiles, fetch_launch_files, fetch_unit_files
 from .observe.look import LookOptions, look
 from .observe.memory import read_meminfo
 from .observe.ports import read_ports
 from .observe.procfs import age_s, read_boot_id, read_uptime_s
-from .observe.servers import LaunchedServer
+from .observe.servers import LaunchedServer, same_network
 from .observe.shm import read_shm
 from .results import memory_rows, process_row, user_name
+from .sglang import flags as flag_tools
 from .sglang import http
 from .sglang import servers as tools
 from .sglang.cmdline import launched_flags
-from .sglang.kept import KeptRequest, environment_of, parse_request
+from .sglang.configfile import read_config
+from .sglang.kept import print_of
 from .sglang.record import Reading, Record, read_record, recorded_process
-from .sglang.record_files import read_config_text, read_text
-from .sglang.redact import Redactor
+from .sglang.redact import Redactor, is_secret_flag, is_secret_variable
+from .snapshot import Snapshot
 from .spawn import fetch_bounded
 
-FILES_DEADLINE_S = 20.0
+MEMORY_DEADLINE_S = 20.0
 HOST_DEADLINE_S = 30.0
-_DEFAULT_PORT = 30000
-_DROP_INS = ("/etc/systemd/system", "/run/systemd/system")
+SHM = "/dev/shm"
 _SLACK_S = 2.0  # a process's start counts in ticks since boot, and the clock may have been set since
+_SHORTEST_SECRET = 8  # of what is a secret by its name alone: a value like 1 would be masked wherever it stands
+_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+_HEALTH_LIMIT = "SGLANG_HEALTH_CHECK_TIMEOUT"
 Json = dict[str, t.Any]
+Raw = t.Mapping[str, t.Any]
 
 
 @dataclass(frozen=True)
 class DriftOptions:
-    """How to look, and what is accepted."""
+    """How to look, and what is accepted. ``today`` None: the day (UTC) on which it looks."""
 
     state_dir: str
     look: LookOptions
@@ -59,249 +80,489 @@ class DriftOptions:
     today: t.Optional[datetime.date] = None
 
 
-class Check:
+def check(options: DriftOptions, servers: t.Sequence[Raw]) -> Json:
+    """The module's result. ``servers``: of the inventory, with their secrets."""
+    start = time.monotonic()
+    redactor_of = _Secrets()
+    for raw in servers:
+        redactor_of.add_inventory(raw)
+    try:
+        snapshot = look(options.look)
+    except CleanSlateError as error:
+        return _finished(options, _blind(servers, str(error)), start, redactor_of)
+    seen = _Check(options, servers, snapshot, redactor_of).look()
+    return _finished(options, seen, start, redactor_of)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Everything but the judgement over it. ``servers``: what is shown of each."""
+
+    rows: tuple[Row, ...]
+    servers: tuple[Json, ...]
+    snapshot: t.Optional[Snapshot] = None
+    memory: t.Optional[Json] = None
+
+
+class _Secrets:
+    """All values that no result may show."""
+
+    def __init__(self) -> None:
+        self.values: list[t.Optional[str]] = []
+
+    def add_inventory(self, raw: Raw) -> None:
+        self.values += [str(raw[name]) for name in _SECRETS if raw.get(name)]
+        given = raw.get("secret_environment")
+        self.values += [str(value) for value in (given.values() if isinstance(given, t.Mapping) else ())]
+
+    def add_environment(self, environment: t.Optional[t.Mapping[str, str]], given: t.Collection[str] = ()) -> None:
+        for name, value in (environment or {}).items():
+            if name in given or (is_secret_variable(name) and len(value) >= _SHORTEST_SECRET):
+                self.values.append(value)
+
+    def add_flags(self, flags: t.Optional[t.Mapping[str, t.Any]]) -> None:
+        self.values += [str(value) for name, value in (flags or {}).items() if value and is_secret_flag(str(name))]
+
+    def redactor(self) -> Redactor:
+        return Redactor(self.values)
+
+
+def _blind(servers: t.Sequence[Raw], why: str) -> _Found:
+    """The processes can't be read: nothing is known of anybody."""
+    rows = [drift.unknown(None, "processes", why)]
+    rows += [drift.unknown(str(raw["name"]), "processes", why, "process") for raw in servers]
+    return _Found(tuple(rows), tuple(_shown(str(raw["name"]), None) for raw in servers))
+
+
+def _shown(name: str, running: t.Optional[bool]) -> Json:
+    nothing = ("pid", "started_at", "uptime_s", "launch_id", "config_hash", "health")
+    return {"name": name, "running": running, **dict.fromkeys(nothing), "engine_keys_compared": 0}
+
+
+def _finished(options: DriftOptions, found: _Found, start: float, secrets: _Secrets) -> Json:
+    today = options.today or datetime.datetime.now(datetime.timezone.utc).date()
+    names = {shown["name"] for shown in found.servers}
+    rows = drift.merge([*found.rows, *drift.lost(options.accepted, names)])
+    standing, fine = drift.accept(rows, options.accepted, today)
+
+    def judged(name: t.Optional[str]) -> Json:
+        own = [row for row in standing if (row.server if row.server in names else None) == name]
+        accepted = [row for row in fine if row.server == name]
+        return {"verdict": drift.verdict_of(own), "drift": to_json(own), "accepted": to_json(accepted)}
+
+    snapshot = found.snapshot
+    verdict = drift.verdict_of(standing)
+    result = {
+        "verdict": verdict,
+        "summary": _summary(verdict, standing, fine),
+        "servers": [{**shown, **judged(shown["name"])} for shown in found.servers],
+        "host": {
+            **judged(None),
+            "gpus": memory_rows(snapshot),
+            "driver_version": None if snapshot is None else snapshot.reading.driver_version,
+            "simulated": snapshot is not None and snapshot.simulated,
+            "memory": found.memory or {"total_mib": None, "available_mib": None},
+        },
+        "seconds": round(time.monotonic() - start, 2),
+    }
+    return t.cast(Json, secrets.redactor().data(result))
+
+
+def _summary(verdict: str, standing: t.Sequence[Row], fine: t.Sequence[Row]) -> str:
+    counted = [row.state for row in standing if row.severity != "note"]
+    unknown = counted.count("unknown")
+    words = [f"{len(counted) - unknown} drifted", f"{unknown} unknown", f"{len(fine)} accepted"]
+    return f"{verdict}: " + ", ".join(words)
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """A server and the leader that is its own. ``identity``: the process is known by pid and start alone."""
+
+    raw: Raw
+    wanted: WantedServer
+    reading: Reading
+    leader: t.Optional[Process] = None
+    by_record: bool = False
+    again: bool = False
+    problems: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def record(self) -> t.Optional[Record]:
+        return self.reading.record
+
+
+class _Check:
     """The host at one moment, and the servers that the inventory wants on it."""
 
-    def __init__(self, options: DriftOptions, servers: t.Sequence[t.Mapping[str, t.Any]]) -> None:
+    def __init__(
+        self, options: DriftOptions, servers: t.Sequence[Raw], snapshot: Snapshot, secrets: _Secrets
+    ) -> None:
         self.options = options
         self.servers = servers
-        self.start = time.monotonic()
-        self.snapshot = look(options.look)
-        self.uptime_s = read_uptime_s(options.look.proc)
-        self.boot_id = read_boot_id(options.look.proc)
-        leaders = tools.leaders(self.snapshot.processes)
-        self.launched = {leader.pid: fetch_launched(leader, options.look.proc) for leader in leaders}
-        self.leaders = {leader.pid: leader for leader in leaders}
+        self.snapshot = snapshot
+        self.secrets = secrets
+        self.proc = options.look.proc
+        self.uptime_s = read_uptime_s(self.proc)
+        self.boot_id = read_boot_id(self.proc)
+        self.leaders = {leader.pid: leader for leader in tools.leaders(snapshot.processes)}
+        self.launched: dict[int, tuple[LaunchedServer, t.Optional[str]]] = {}
         self.ours: set[int] = set()
-        self.users: set[int] = set()
 
-    def result(self) -> Json:
-        """The module's result."""
+    def look(self) -> _Found:
         rows: list[Row] = []
-        shown: list[Json] = []
-        for raw in self.servers:
-            found, row = self._server(raw)
-            rows += found
-            shown.append(row)
-        rows += self._host()
+        shown = []
         today = self.options.today or datetime.datetime.now(datetime.timezone.utc).date()
-        standing, fine = drift.accept(drift.merge(rows), self.options.accepted, today)
-        for row in shown:
-            own = [one for one in standing if one.server == row["name"]]
-            row["verdict"] = drift.verdict_of(own)
-            row["drift"] = to_json(own)
-            row["accepted"] = to_json([one for one in fine if one.server == row["name"]])
-        names = {row["name"] for row in shown}
-        host = [one for one in standing if one.server not in names]
-        verdict = drift.verdict_of(standing)
-        result = {
-            "verdict": verdict,
-            "summary": _summary(verdict, standing, fine),
-            "servers": shown,
-            "host": {
-                "verdict": drift.verdict_of(host),
-                "drift": to_json(host),
-                "accepted": to_json([one for one in fine if one.server not in names]),
-                "gpus": memory_rows(self.snapshot),
-                "driver_version": self.snapshot.reading.driver_version,
-                "memory": self._memory(),
-            },
-            "seconds": round(time.monotonic() - self.start, 2),
-        }
-        return t.cast(Json, self._redactor().data(result))
+        for claimed in self._claims():
+            if isinstance(claimed, _Refused):
+                rows.append(drift.unknown(claimed.name, "settings", claimed.why, remedy="correct the inventory"))
+                shown.append(_shown(claimed.name, None))
+                continue
+            seen, row = self._server(claimed)
+            found, compared = judge_server(claimed.wanted, seen)
+            rows += found
+            rows += drift.expired_waivers(claimed.wanted.name, _waivers(claimed), today, claimed.wanted.fix)
+            shown.append({**row, "engine_keys_compared": compared})
+        rows += self._host()
+        return _Found(tuple(rows), tuple(shown), self.snapshot, self._memory())
 
-    def _redactor(self) -> Redactor:
-        secrets: list[t.Optional[str]] = []
+    # --- which process is whose -------------------------------------------------------------------------------------
+
+    def _claims(self) -> list[t.Union[_Claimed, _Refused]]:
+        """First those whom a record names; then, by its port, whichever SGLang nobody has claimed."""
+        found: list[t.Union[_Claimed, _Refused]] = []
         for raw in self.servers:
-            secrets += [raw.get(name) for name in ("api_key", "admin_api_key", "ssl_keyfile_password")]
-            secrets += [str(value) for value in (raw.get("secret_environment") or {}).values()]
-        return Redactor(secrets)
-
-    # --- one server ---------------------------------------------------------------------------------------------------
-
-    def _server(self, raw: t.Mapping[str, t.Any]) -> tuple[list[Row], Json]:
-        wanted, problem = self._wanted(raw)
-        reading = read_record(self.options.state_dir, wanted.name)
-        problems = [text for text in (reading.problem, problem) if text is not None]
-        record = reading.record
-        leader, by_record = self._leader(wanted, record)
-        seen = self._seen(wanted, reading, leader, by_record, raw, problems)
-        rows, compared = judge_server(wanted, seen)
-        age = None if leader is None else age_s(leader, self.uptime_s)
-        return list(rows), {
-            "name": wanted.name,
-            "running": leader is not None,
-            "pid": None if leader is None else leader.pid,
-            "started_at": None if leader is None else process_row(leader, self.uptime_s)["started_at"],
-            "uptime_s": None if age is None else round(age, 1),
-            "launch_id": None if record is None else record.launch_id,
-            "config_hash": None if record is None else record.config_hash,
-            "health": seen.health,
-            "engine_keys_compared": compared,
-        }
-
-    def _wanted(self, raw: t.Mapping[str, t.Any]) -> tuple[WantedServer, t.Optional[str]]:
-        names = raw.get("gpus")
-        gpus: t.Optional[tuple[str, ...]] = None
-        problem = None
-        if names is not None:
             try:
-                gpus = self._uuids([str(name) for name in names])
-            except UnknownDevice as error:
-                problem = f"gpus: {error}"
-        environment = {str(key): str(value) for key, value in (raw.get("environment") or {}).items()}
-        return (
-            WantedServer(
-                name=str(raw["name"]),
-                flags=raw.get("flags") or {},
-                host=raw.get("host"),
-                port=raw.get("port"),
-                environment=environment,
-                secret_names=frozenset(map(str, raw.get("secret_environment") or {})),
-                gpus=gpus,
-                python=raw.get("python"),
-                user=raw.get("user"),
-            ),
-            problem,
+                found.append(self._recorded(raw))
+            except CleanSlateError as error:
+                found.append(_Refused(str(raw["name"]), str(error)))
+        taken = {one.leader.pid for one in found if isinstance(one, _Claimed) and one.leader is not None}
+        for number, one in enumerate(found):
+            if isinstance(one, _Claimed) and one.leader is None:
+                leader = self._by_port(one.wanted.all_flags["port"], taken)
+                if leader is not None:
+                    taken.add(leader.pid)
+                    found[number] = dataclasses.replace(one, leader=leader)
+        return found
+
+    def _recorded(self, raw: Raw) -> _Claimed:
+        wanted, problems = self._wanted(raw)
+        reading = read_record(self.options.state_dir, wanted.name)
+        if reading.problem is not None:
+            problems += (("record", reading.problem, "file"),)
+        record = reading.record
+        process = None if record is None else recorded_process(record, self.snapshot.processes, self.boot_id)
+        if record is None or process is None:
+            return _Claimed(raw, wanted, reading, problems=problems)
+        exact = record.boot_id == self.boot_id and (process.pid, process.start_ticks) == (
+            record.pid,
+            record.start_ticks,
         )
+        again = not exact and record.unit is not None and self.snapshot.units.get(process.pid) == record.unit
+        return _Claimed(raw, wanted, reading, process, exact or again, again, problems)
+
+    def _by_port(self, port: t.Any, taken: t.Collection[int]) -> t.Optional[Process]:
+        for pid, leader in self.leaders.items():
+            if pid not in taken and str(_port_of(self._launched(leader)[0])) == str(port):
+                return leader
+        return None
+
+    def _launched(self, leader: Process) -> tuple[LaunchedServer, t.Optional[str]]:
+        if leader.pid not in self.launched:
+            found = fetch_launched(leader, self.proc)
+            self.secrets.add_environment(found[0].environment)
+            self.launched[leader.pid] = found
+        return self.launched[leader.pid]
+
+    # --- what is wanted ---------------------------------------------------------------------------------------------
+
+    def _wanted(self, raw: Raw) -> tuple[WantedServer, tuple[tuple[str, str, str], ...]]:
+        """Raises CleanSlateError for settings that make no sense."""
+        gpus, problems = self._wanted_gpus(raw)
+        wanted = WantedServer(
+            name=str(raw["name"]),
+            flags=_mapping(raw, "flags"),
+            host=raw.get("host"),
+            port=_number(raw, "port"),
+            environment={str(key): str(value) for key, value in _mapping(raw, "environment").items()},
+            secret_names=frozenset(map(str, _mapping(raw, "secret_environment"))),
+            gpus=gpus,
+            python=raw.get("python"),
+            user=raw.get("user"),
+            settings={name: raw[name] for name in SETTINGS if raw.get(name) is not None},
+            start_s=float(raw.get("ready_deadline_s") or START_S),
+        )
+        if wanted.all_flags["port"] is None:
+            raise CleanSlateError(f"{wanted.name}: port has no value")
+        return wanted, problems
+
+    def _wanted_gpus(self, raw: Raw) -> tuple[t.Optional[tuple[str, ...]], tuple[tuple[str, str, str], ...]]:
+        """None: not judged, since it uses none, or (with a problem) since it can't be told which they are."""
+        names = raw.get("gpus")
+        flags = {flag_tools.normalise(str(name)): value for name, value in _mapping(raw, "flags").items()}
+        on_cpu = "cpu" in (raw.get("device"), str(flags.get("device", "")).lower())
+        if names is None or on_cpu or self.options.look.without_gpus:
+            return None, ()
+        if not isinstance(names, (list, tuple)):
+            raise CleanSlateError(f"{raw['name']}: gpus must be a list, not {type(names).__name__}")
+        if names and self.snapshot.reading.gpus is None:
+            return None, (("gpus", "the GPUs can't be read, so its own can't be compared", "host"),)
+        try:
+            return self._uuids([str(name) for name in names]), ()
+        except UnknownDevice as error:
+            return None, (("gpus", str(error), "host"),)
 
     def _uuids(self, names: t.Sequence[str]) -> tuple[str, ...]:
-        gpus = self.snapshot.reading.gpus
-        if not names or not gpus:
-            return tuple(names)
-        return tuple(gpu.uuid or str(gpu.index) for gpu in choose_gpus(gpus, names))
+        """Raises UnknownDevice."""
+        gpus = self.snapshot.reading.gpus or ()
+        return tuple(gpu.uuid or str(gpu.index) for gpu in choose_gpus(gpus, names)) if names else ()
 
-    def _leader(self, wanted: WantedServer, record: t.Optional[Record]) -> tuple[t.Optional[Process], bool]:
-        """The server's leader: the recorded process, else whichever SGLang was started for its port."""
-        if record is not None:
-            process = recorded_process(record, self.snapshot.processes, self.boot_id)
-            if process is not None and process.pid in self.leaders:
-                exact = (process.pid, process.start_ticks) == (record.pid, record.start_ticks)
-                return process, exact or self._in_unit(process, record)
-        for pid, (launched, _unknown) in self.launched.items():
-            if _port_of(launched) == (wanted.port or _DEFAULT_PORT):
-                return self.leaders[pid], False
-        return None, False
+    # --- what is seen of one server -----------------------------------------------------------------------------------
 
-    def _in_unit(self, process: Process, record: Record) -> bool:
-        """systemd started it again, with the same files."""
-        return record.unit is not None and self.snapshot.units.get(process.pid) == record.unit
-
-    def _seen(
-        self,
-        wanted: WantedServer,
-        reading: Reading,
-        leader: t.Optional[Process],
-        by_record: bool,
-        raw: t.Mapping[str, t.Any],
-        problems: list[str],
-    ) -> SeenServer:
-        record = reading.record
-        launched, unknown = (None, None) if leader is None else self.launched[leader.pid]
+    def _server(self, claimed: _Claimed) -> tuple[SeenServer, Json]:
+        wanted, record, leader = claimed.wanted, claimed.record, claimed.leader
+        unseen = list(claimed.problems)
+        launched, problem = (None, None) if leader is None else self._launched(leader)
         options = None if launched is None else launched.options
-        files = _Files(self.options.state_dir, record, options)
-        problems += files.problems
-        listens, stranger = self._port(wanted, leader)
-        stopped = () if leader is None or launched is None else self._stopped(leader, launched)
-        health, words, info, info_problem = self._asked(raw, record, launched, bool(listens) and not stopped)
-        version = None if launched is None or launched.install is None else launched.install.version
-        told = None if info is None or not isinstance(info.get("version"), str) else str(info["version"])
-        place = None if launched is None or leader is None else self._place(leader, launched, unknown)
+        files = None if record is None else fetch_launch_files(self.options.state_dir, record)
+        if record is not None and files is not None:
+            given = () if files.request is None else files.request.secret_environment
+            self.secrets.add_environment(files.environment, given)
+            self.secrets.add_flags(read_config(files.config or ""))
+            if not files.missing:  # else it is a finding of its own
+                unseen += [("launch_files", text, "file") for text in files.problems]
+        began = None if leader is None else self._began(leader)
+        own_port = (None if launched is None else _port_of(launched)) or int(wanted.all_flags["port"])
+        port = self._port(own_port, leader)
+        stranger = port.stranger or self._stranger(wanted, own_port, leader)
+        workers = None if leader is None or launched is None else self._workers(leader, launched)
+        flags = {} if launched is None or launched.flags is None else launched.flags.flags
+        first_node = str(flags.get("node-rank", "0")) == "0"
+        may_ask = port.listens is True and first_node and (workers is None or workers.problem is None)
+        health, info, info_problem = self._asked(claimed, launched, own_port, may_ask)
+        self.secrets.add_flags(info)
+        prints = self._prints(claimed, files, info)
         if leader is not None:
-            tree = {member.process.pid for member in tools.tree_of(leader, self.snapshot.processes)}
-            self.ours |= tree
-            if leader.uid is not None:
-                self.users.add(leader.uid)
-        return SeenServer(
-            file=files.place,
-            process=place,
+            self.ours.update(member.process.pid for member in tools.tree_of(leader, self.snapshot.processes))
+        seen = SeenServer(
+            file=None if record is None or files is None else self._file_place(record, files, options),
+            process=None if launched is None or leader is None else self._place(leader, launched, problem, began),
             pid=None if leader is None else leader.pid,
-            by_record=by_record,
+            age_s=None if leader is None else age_s(leader, self.uptime_s),
+            by_record=claimed.by_record,
+            again=claimed.again,
             stranger=stranger,
+            port=own_port,
+            listens=port.listens,
+            port_problem=port.problem,
+            workers=workers,
+            first_node=first_node,
+            held=None if leader is None else self._held(leader),
             options=options,
             info=info,
             info_problem=info_problem,
             health=health,
-            health_words=words,
-            listens=listens,
-            stopped=stopped,
-            changed_after_start=() if leader is None or not by_record else files.changed_after(self._began(leader)),
-            units=files.units,
-            versions=(None if files.request is None else files.request.version, version, told),
-            problems=tuple(problems),
+            kept=None if files is None or files.request is None else _kept_settings(files.request),
+            changed_after_start=() if not claimed.by_record else _after(files, began),
+            missing=() if files is None else files.missing,
+            unit=None if record is None or files is None else self._unit(record, files),
+            prints=prints,
+            unseen=tuple(unseen),
         )
+        return seen, self._shown(claimed, seen)
+
+    def _shown(self, claimed: _Claimed, seen: SeenServer) -> Json:
+        leader, record = claimed.leader, claimed.record
+        return {
+            "name": claimed.wanted.name,
+            "running": leader is not None,
+            "pid": None if leader is None else leader.pid,
+            "started_at": None if leader is None else process_row(leader, self.uptime_s)["started_at"],
+            "uptime_s": None if seen.age_s is None else round(seen.age_s, 1),
+            "launch_id": None if record is None else record.launch_id,
+            "config_hash": None if record is None else record.config_hash,
+            "health": None if seen.health is None else seen.health.kind,
+        }
 
     def _began(self, leader: Process) -> t.Optional[float]:
         age = age_s(leader, self.uptime_s)
         return None if age is None else time.time() - age
 
-    def _place(self, leader: Process, launched: LaunchedServer, unknown: t.Optional[str]) -> Place:
-        environment = launched.environment
-        known, gpus = False, None
-        if environment is not None:
-            visible = environment.get("CUDA_VISIBLE_DEVICES")
-            known = True
-            if visible is not None:
-                try:
-                    gpus = self._uuids([name.strip() for name in visible.split(",") if name.strip()])
-                except UnknownDevice:
-                    known = False
-        python = leader.argv[0] if leader.argv and leader.argv[0].startswith("/") else None
-        return Place(launched.flags, environment, known, gpus, python, user_name(leader.uid), unknown)
+    def _file_place(self, record: Record, files: LaunchFiles, options: t.Any) -> t.Optional[Place]:
+        if files.missing:
+            return None  # that they are gone is the finding
+        return Place(
+            flags=launched_flags(record.argv, lambda path: files.config if path == record.config else None, options),
+            environment=files.environment,
+            gpus=record.gpus,
+            python=record.python,
+            user=record.user,
+            problem="; ".join(files.problems) or None,
+        )
 
-    def _port(self, wanted: WantedServer, leader: t.Optional[Process]) -> tuple[t.Optional[bool], t.Optional[str]]:
-        """(whether the server's tree listens on its port, who else does)."""
-        port = wanted.port or _DEFAULT_PORT
-        called = fetch_bounded(lambda: read_ports(self.options.look.proc, [port]), HOST_DEADLINE_S)
+    def _place(
+        self, leader: Process, launched: LaunchedServer, problem: t.Optional[str], began: t.Optional[float]
+    ) -> Place:
+        environment = launched.environment
+        gpus: t.Optional[tuple[str, ...]] = None
+        gpus_problem = None
+        visible = None if environment is None else environment.get("CUDA_VISIBLE_DEVICES")
+        if environment is None:
+            gpus_problem = "its environment can't be read"
+        elif visible is not None:
+            gpus, gpus_problem = self._visible(visible, environment.get("CUDA_DEVICE_ORDER"))
+        if problem is None and launched.flags is None:
+            problem = f"the command line of pid {leader.pid} (state {leader.state}) is empty or can't be read"
+        mtime = launched.config_mtime
+        return Place(
+            flags=launched.flags,
+            environment=environment,
+            gpus=gpus,
+            gpus_problem=gpus_problem,
+            python=None if launched.flags is None else launched.python,
+            user=user_name(leader.uid),
+            problem=problem,
+            partial=mtime is not None and began is not None and mtime > began + _SLACK_S,
+        )
+
+    def _visible(
+        self, visible: str, order: t.Optional[str]
+    ) -> tuple[t.Optional[tuple[str, ...]], t.Optional[str]]:
+        """CUDA's own order of numbers is not the driver's."""
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        numbered = any(name.isdigit() for name in names)
+        if numbered and order != "PCI_BUS_ID" and len(self.snapshot.reading.gpus or ()) > 1:
+            return None, f"CUDA_VISIBLE_DEVICES is {visible}, counted in CUDA's own order of GPUs"
+        if self.snapshot.reading.gpus is None:
+            return None, "the GPUs can't be read"
+        try:
+            return self._uuids(names), None
+        except UnknownDevice as error:
+            return None, f"CUDA_VISIBLE_DEVICES: {error}"
+
+    def _held(self, leader: Process) -> t.Optional[tuple[str, ...]]:
+        gpus = self.snapshot.reading.gpus
+        if not gpus:
+            return None
+        tree = {member.process.pid for member in tools.tree_of(leader, self.snapshot.processes)}
+        return tuple(
+            gpu.uuid or str(gpu.index)
+            for gpu in gpus
+            if any(holder.pid in tree for holder in self.snapshot.holders[gpu.index].holders)
+        )
+
+    def _stranger(self, wanted: WantedServer, own_port: int, leader: t.Optional[Process]) -> t.Optional[str]:
+        """Who listens on the port that the inventory wants, where the server was started for another one."""
+        port = int(wanted.all_flags["port"])
+        return None if port == own_port else self._port(port, leader).stranger
+
+    def _port(self, port: int, leader: t.Optional[Process]) -> _Port:
+        """Whether the server's tree listens on this port, and who else does."""
+        if leader is not None and same_network(leader.pid, self.proc) is not True:
+            words = f"pid {leader.pid} has a network of its own (a container?): its port can't be seen from here"
+            return _Port(problem=words)
+        called = fetch_bounded(lambda: read_ports(self.proc, [port]), HOST_DEADLINE_S)
         if not called.ok or called.value is None:
-            return None, None
+            return _Port(problem=f"who listens on port {port} can't be read: {called.error or 'no answer'}")
         tree: set[int] = set()
         if leader is not None:
             tree = {member.process.pid for member in tools.tree_of(leader, self.snapshot.processes)}
         listeners = [use for use in called.value if use.state == "LISTEN"]
         if any(tree.intersection(use.pids) for use in listeners):
-            return True, None
+            return _Port(True)
         for use in listeners:
             for pid in use.pids:
                 process = self.snapshot.processes.get(pid)
-                return False, f"pid {pid}" + ("" if process is None else f" ({program_of(process)})")
-        return (None, None) if listeners else (False, None)
+                return _Port(False, f"pid {pid}" + ("" if process is None else f" ({program_of(process)})"))
+        if listeners:
+            return _Port(problem=f"somebody listens on port {port}, and who it is can't be seen")
+        return _Port(False)
 
-    def _stopped(self, leader: Process, launched: LaunchedServer) -> tuple[str, ...]:
-        """Ranks that can't answer: asking would only make it worse."""
+    def _workers(self, leader: Process, launched: LaunchedServer) -> Workers:
         flags = {} if launched.flags is None else launched.flags.flags
         version = None if launched.install is None else launched.install.version
-        judged = judge_workers(workers_of(leader, self.snapshot.processes), expected_workers(flags, version, None))
-        return () if judged.problem is None else (judged.problem,)
+        return judge_workers(workers_of(leader, self.snapshot.processes), expected_workers(flags, version, None))
 
     def _asked(
-        self,
-        raw: t.Mapping[str, t.Any],
-        record: t.Optional[Record],
-        launched: t.Optional[LaunchedServer],
-        may_ask: bool,
-    ) -> tuple[t.Optional[str], t.Optional[str], t.Optional[Json], t.Optional[str]]:
-        """(health, in words, what it resolved, why not). Its port is proved to be its own before."""
+        self, claimed: _Claimed, launched: t.Optional[LaunchedServer], port: int, may_ask: bool
+    ) -> tuple[t.Optional[Health], t.Optional[Json], t.Optional[str]]:
+        """(health, what it resolved, why not). Its port is proved to be its own before."""
         if launched is None or not may_ask or not self.options.probe:
-            return None, None, None, None
+            return None, None, None
         flags = {} if launched.flags is None else launched.flags.flags
-        key = raw.get("api_key") or (launch_secrets(record).get("api-key") if record is not None else None)
+        keys = [claimed.raw.get("api_key"), self._launch_key(claimed.record)]
         endpoint = http.Endpoint(
-            str(flags.get("host", "127.0.0.1")), _port_of(launched) or _DEFAULT_PORT, key, tls="ssl-certfile" in flags
+            str(flags.get("host", DEFAULT_HOST)),
+            port,
+            next((key for key in (reversed(keys) if claimed.by_record else keys) if key), None),
+            tls="ssl-certfile" in flags,
         )
-        later_node = str(flags.get("node-rank", "0")) != "0"
-        if later_node:
-            return None, None, None, None
         probe = http.probe(endpoint, self.options.health_deadline_s, self.options.info_deadline_s)
         seen = probe.health
         words = seen.error or f"HTTP {seen.status} after {seen.seconds:.1f} s"
-        info = None if probe.info is None else dict(probe.info)
-        return seen.kind or ("ok" if seen.ok else "unhealthy"), words, info, probe.info_error
+        health = Health(seen.kind or ("ok" if seen.ok else "unhealthy"), words, seen.seconds, _limit_s(launched))
+        return health, None if probe.info is None else dict(probe.info), probe.info_error
+
+    def _launch_key(self, record: t.Optional[Record]) -> t.Optional[str]:
+        return None if record is None else launch_secrets(record).get("api-key")
+
+    # --- what lies around it ------------------------------------------------------------------------------------------
+
+    def _unit(self, record: Record, files: LaunchFiles) -> t.Optional[UnitSeen]:
+        if record.unit is None:
+            return None
+        folder = None if files.request is None else files.request.unit_dir
+        found = fetch_unit_files(record.unit, folder)
+        edited = None
+        then = (record.fingerprint or {}).get("unit")
+        if found.text is not None and then is not None:
+            edited = print_of(found.text) != then
+        elif found.text is not None and files.unit is not None:
+            edited = found.text != files.unit
+        return UnitSeen(
+            name=record.unit,
+            kept=files.unit,
+            text=found.text,
+            edited=edited,
+            wanted_path=None if folder is None else f"{folder.rstrip('/')}/{record.unit}",
+            path=found.path,
+            drop_ins=found.drop_ins,
+            enabled=found.enabled,
+            problem=found.problem,
+        )
+
+    def _prints(self, claimed: _Claimed, files: t.Optional[LaunchFiles], info: t.Optional[Json]) -> Prints:
+        """The host as it was at the launch and as it is now, beside the flags."""
+        record = claimed.record
+        version = None if info is None or not isinstance(info.get("version"), str) else str(info["version"])
+        if record is None:
+            return Prints(running_version=version, launched=False)
+        now: Json = {}
+        problems: dict[str, str] = {}
+        reading = self.snapshot.reading
+        if reading.gpus is not None and not self.options.look.without_gpus:
+            now["driver_version"] = reading.driver_version
+            problems["driver_version"] = "the driver does not tell its version"
+            if self.options.look.expected_gpus is None:
+                now["gpu_count"] = len(reading.gpus)
+        flags = {flag_tools.canonical(name): value for name, value in record.flags.items()}
+        environment = record.environment if files is None or files.environment is None else files.environment
+        model, revision = flags.get("model-path"), flags.get("revision")
+        found = fetch_model_print(
+            None if model is None else str(model), environment, None if revision is None else str(revision)
+        )
+        now.update({"model_config": found.config, "model_index": found.index})
+        if found.problem is not None:
+            problems.update(dict.fromkeys(("model_config", "model_index"), found.problem))
+        now["sglang_version"], problem = _installed(record, environment)
+        if problem is not None:
+            problems["sglang_version"] = problem
+        return Prints(_then(record, files), now, problems, version)
 
     # --- the host -----------------------------------------------------------------------------------------------------
 
     def _memory(self) -> Json:
-        called = fetch_bounded(lambda: read_meminfo(self.options.look.proc), FILES_DEADLINE_S)
+        called = fetch_bounded(lambda: read_meminfo(self.proc), MEMORY_DEADLINE_S)
         memory = called.value if called.ok else None
         return {
             "total_mib": None if memory is None else memory.mem_total_mib,
@@ -309,154 +570,115 @@ class Check:
         }
 
     def _host(self) -> list[Row]:
-        rows: list[Row] = []
-        reading = self.snapshot.reading
-        expected = self.options.look.expected_gpus
-        if not self.options.look.without_gpus:
-            if reading.gpus is None:
-                why = "; ".join(problem.message for problem in reading.problems) or "the driver does not answer"
-                rows.append(_unknown("gpu_count", expected, why))
-            elif expected is not None and len(reading.gpus) != expected:
-                found = len(reading.gpus)
-                remedy = "look at the host's kernel log for Xids, and at nvidia-smi"
-                rows.append(Row(None, "gpu_count", expected, found, "host", "critical", remedy))
-            rows += self._holders()
-        return rows + self._leftovers()
-
-    def _holders(self) -> list[Row]:
-        found: dict[int, tuple[str, list[int]]] = {}
-        for index, holders in sorted(self.snapshot.holders.items()):
-            for holder in (*holders.holders, *holders.suspects):
-                if holder.pid in self.ours or holder.protected is not None:
-                    continue
-                title = "?" if holder.process is None else program_of(holder.process)
-                found.setdefault(holder.pid, (title, []))[1].append(index)
-        remedy = "declare it, or end it: gpu_evict with scope: gpu"
-        rows = [
-            Row(None, f"holder:{pid}/{title}", "nobody else", f"holds GPU {', '.join(map(str, gpus))}", "host",
-                "warning", remedy)
-            for pid, (title, gpus) in found.items()
-        ]
-        if self.snapshot.scan.unreadable and os.geteuid() == 0:
-            count = len(self.snapshot.scan.unreadable)
-            rows.append(_unknown("holders", None, f"{count} processes could not be looked into"))
-        return rows
-
-    def _leftovers(self) -> list[Row]:
-        called = fetch_bounded(lambda: read_shm("/dev/shm", self.options.look.proc), HOST_DEADLINE_S)
+        wanted = WantedHost(self.options.look.expected_gpus, *self._idle_memory())
+        rows = judge_gpus(wanted, self.snapshot, self.ours)
+        called = fetch_bounded(lambda: read_shm(SHM, self.proc), HOST_DEADLINE_S)
         if not called.ok:
-            return [_unknown("leftovers", None, called.error or "/dev/shm was not read in time")]
-        shm: ShmReading = called.value
-        names = [
-            file.name
-            for file in shm.files or ()
-            if judge_leftover(file, server_uid=None, leader_died_at=None, scan_complete=shm.scan_complete).removable
-        ]
-        if not names:
-            return []
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        return [Row(None, "leftovers", "none", shown, "host", "warning", "clean_state with leftovers: remove")]
+            return [*rows, drift.unknown(None, "leftovers", called.error or f"{SHM} was not read in time")]
+        return rows + judge_leftovers(t.cast(ShmReading, called.value))
+
+    def _idle_memory(self) -> tuple[int, dict[str, int]]:
+        """What the servers' settings allow on a GPU that is called clean."""
+        limits = [raw["max_used_mib"] for raw in self.servers if isinstance(raw.get("max_used_mib"), int)]
+        baselines: dict[str, int] = {}
+        for raw in self.servers:
+            try:
+                found = baselines_of(raw.get("baselines_mib"))
+            except (CleanSlateError, AttributeError):
+                continue  # nothing is added to what is allowed
+            for name, value in found.items():
+                baselines[name] = max(value, baselines.get(name, 0))
+        return max([MAX_USED_MIB, *limits]), baselines
 
 
-def _unknown(item: str, wanted: t.Any, why: str) -> Row:
-    return Row(None, item, wanted, why, "host", "warning", "look at it as root; nothing was changed", "unknown")
+@dataclass(frozen=True)
+class _Refused:
+    """A server whose settings make no sense."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class _Port:
+    """``listens`` None: not known, and ``problem`` says why."""
+
+    listens: t.Optional[bool] = None
+    stranger: t.Optional[str] = None
+    problem: t.Optional[str] = None
+
+
+def _mapping(raw: Raw, name: str) -> t.Mapping[str, t.Any]:
+    value = raw.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, t.Mapping):
+        raise CleanSlateError(f"{raw['name']}: {name} must be a mapping, not {type(value).__name__}")
+    return value
+
+
+def _number(raw: Raw, name: str) -> t.Optional[int]:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not str(value).isdigit() or not 0 < int(value) < 65536:
+        raise CleanSlateError(f"{raw['name']}: {name} is {value!r}; it must be a number from 1 to 65535")
+    return int(value)
 
 
 def _port_of(launched: LaunchedServer) -> t.Optional[int]:
     flags = launched.flags
     if flags is None:
         return None
-    port = flags.flags.get("port", _DEFAULT_PORT if flags.complete else None)
+    port = flags.flags.get("port", DEFAULT_PORT if flags.complete else None)
     return int(port) if str(port).isdigit() else None
 
 
-def _summary(verdict: str, standing: t.Sequence[Row], fine: t.Sequence[Row]) -> str:
-    drifted = sum(row.state in ("drift", "expired_acceptance") and row.severity != "note" for row in standing)
-    unknown = sum(row.state == "unknown" for row in standing)
-    words = [f"{drifted} drifted", f"{unknown} unknown", f"{len(fine)} accepted"]
-    return f"{verdict}: " + ", ".join(words)
+def _limit_s(launched: LaunchedServer) -> float:
+    """After how many seconds this server's /health gives up."""
+    try:
+        return float((launched.environment or {}).get(_HEALTH_LIMIT, HEALTH_LIMIT_S))
+    except ValueError:
+        return HEALTH_LIMIT_S
 
 
-class _Files:
-    """What the launch left on the disk: its configuration, environment, request and unit."""
-
-    def __init__(self, state_dir: str, record: t.Optional[Record], options: t.Any) -> None:
-        self.place: t.Optional[Place] = None
-        self.request: t.Optional[KeptRequest] = None
-        self.units: tuple[tuple[str, t.Any, t.Any], ...] = ()
-        self.problems: list[str] = []
-        self._times: dict[str, float] = {}
-        if record is None:
-            return
-        called = fetch_bounded(lambda: _read_files(state_dir, record), FILES_DEADLINE_S)
-        if not called.ok:
-            self.problems.append(f"the launch's files: {called.error or 'not read in time'}")
-            return
-        texts, self._times, drop_ins, self.problems = called.value
-        config = texts.get("config.yaml")
-        argv = list(record.argv)
-        environment = None
-        try:
-            environment = environment_of(texts["env"]) if texts.get("env") is not None else None
-            self.request = None if texts.get("request.json") is None else parse_request(texts["request.json"])
-        except (ValueError, RecursionError) as error:
-            self.problems.append(f"the launch's files can't be used: {error}")
-        self.place = Place(
-            launched_flags(argv, lambda path: config if path == record.config else None, options),
-            environment,
-            True,
-            record.gpus,
-            record.python,
-            record.user,
-        )
-        self.units = tuple(_unit_rows(record, texts, drop_ins))
-
-    def changed_after(self, began: t.Optional[float]) -> tuple[str, ...]:
-        """Files of the launch that were written after the process began."""
-        if began is None:
-            return ()
-        return tuple(name for name, mtime in sorted(self._times.items()) if mtime > began + _SLACK_S)
+def _after(files: t.Optional[LaunchFiles], began: t.Optional[float]) -> tuple[str, ...]:
+    """Files of the launch that were written after the process began."""
+    if files is None or began is None:
+        return ()
+    return tuple(name for name, mtime in sorted(files.times.items()) if mtime > began + _SLACK_S)
 
 
-def _unit_rows(
-    record: Record, texts: t.Mapping[str, t.Optional[str]], drop_ins: t.Sequence[str]
-) -> t.Iterator[tuple[str, t.Any, t.Any]]:
-    if record.unit is None:
-        return
-    kept, now = texts.get("unit"), texts.get("unit now")
-    if kept is not None and now is None:
-        yield "unit_file", record.unit, "missing"
-    elif kept is not None and kept != now:
-        yield "unit_file", f"{record.unit} as launched", "edited"
-    if drop_ins:
-        yield "unit_override", "none", ", ".join(drop_ins)
+def _kept_settings(request: t.Any) -> Json:
+    return {name: getattr(request, name) for name in SETTINGS}
 
 
-ReadFiles = tuple[dict[str, t.Optional[str]], dict[str, float], list[str], list[str]]
+def _waivers(claimed: _Claimed) -> dict[str, str]:
+    """Of the launch; where the inventory has the same one, its reason counts: somebody may have renewed it."""
+    given = _mapping(claimed.raw, "waivers")
+    record = claimed.record
+    found = {} if record is None else dict(record.waivers)
+    return {**found, **{str(name): str(reason) for name, reason in given.items()}}
 
 
-def _read_files(state_dir: str, record: Record) -> ReadFiles:
-    texts: dict[str, t.Optional[str]] = {}
-    times: dict[str, float] = {}
-    problems: list[str] = []
-    folder = os.path.join(state_dir, record.name, "launches", record.launch_id)
-    for name in ("config.yaml", "env", "request.json", "unit"):
-        try:
-            if name == "config.yaml":
-                texts[name] = read_config_text(state_dir, record.name, record.launch_id)
-            else:
-                texts[name] = read_text(state_dir, record.name, record.launch_id, name)
-        except CleanSlateError as error:
-            problems.append(str(error))
-        if name in ("config.yaml", "env") and texts.get(name) is not None:
-            times[name] = os.lstat(os.path.join(folder, name)).st_mtime
-    drop_ins: list[str] = []
-    if record.unit is not None:
-        for place in _DROP_INS:
-            path = os.path.join(place, record.unit)
-            if os.path.isfile(path) and "unit now" not in texts:
-                with open(path, encoding="utf-8", errors="replace") as stream:
-                    texts["unit now"] = stream.read(1 << 20)
-            if os.path.isdir(f"{path}.d"):
-                drop_ins += [f"{path}.d/{name}" for name in sorted(os.listdir(f"{path}.d")) if name.endswith(".conf")]
-    return texts, times, drop_ins, problems
+def _then(record: Record, files: t.Optional[LaunchFiles]) -> t.Optional[Json]:
+    """The launch's fingerprint. An older version of this collection only kept which SGLang there was."""
+    if record.fingerprint is not None:
+        return dict(record.fingerprint)
+    version = None if files is None or files.request is None else files.request.version
+    return None if version is None else {"sglang_version": version}
+
+
+def _installed(
+    record: Record, environment: t.Mapping[str, str]
+) -> tuple[t.Optional[str], t.Optional[str]]:
+    """The version of the SGLang that a start would take now, and why it is not known."""
+    if record.python is None:
+        return None, None
+    try:
+        install = fetch_install(record.python, environment.get("PYTHONPATH", ""))[0]
+    except CleanSlateError as error:
+        return None, str(error)
+    if install is None or install.version is None:
+        return None, f"{record.python}: no SGLang is found for it, or not which version it is"
+    return install.version, None

@@ -258,84 +258,96 @@ seconds:
 """
 
 import datetime
-import math
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift import parse_acceptance
-from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import Check, DriftOptions
+from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
+from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
-_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "secret_environment")
-_DEADLINES = ("health_deadline_s", "info_deadline_s")
+Params = t.Mapping[str, t.Any]
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "secret_environment")
 
 
-def options_of(params: t.Mapping[str, t.Any]) -> DriftOptions:
-    """Raises CleanSlateError for what makes no sense."""
-    for name in _DEADLINES:
-        if not 0 < params[name] < math.inf:
-            raise CleanSlateError(f"{name} is {params[name]:g}; it must be above 0 seconds, with an end.")
+def argument_spec() -> dict[str, t.Any]:
+    return {
+        "servers": {"type": "list", "elements": "dict", "default": [], "no_log": False},
+        "secrets": {"type": "dict", "default": {}, "no_log": True},
+        "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
+        **{name: DEVICES[name] for name in ("expected_gpus", "nvml_deadline_s", "device_major")},
+        "probe": {"type": "bool", "default": True},
+        "health_deadline_s": {"type": "float", "default": 25},
+        "info_deadline_s": {"type": "float", "default": 10},
+        "accepted": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": {
+                "server": {"type": "str", "default": "*"},
+                "item": {"type": "str", "required": True},
+                "reason": {"type": "str", "required": True},
+                "until": {"type": "str", "required": True},
+            },
+        },
+        "today": {"type": "str"},
+    }
+
+
+def servers_from(params: Params) -> list[dict[str, t.Any]]:
+    """The servers with their secrets. Raises CleanSlateError for what is no server."""
+    names: list[str] = []
     for number, raw in enumerate(params["servers"]):
-        if not isinstance(raw.get("name"), str):
-            raise CleanSlateError(f"servers[{number}] has no name.")
-        given = [name for name in _SECRETS if raw.get(name)]
+        name = raw.get("name")
+        if not isinstance(name, str) or not name:
+            raise CleanSlateError(f"servers[{number}] has no name; give it the name that it has in the inventory")
+        if name in names:
+            raise CleanSlateError(f"servers[{number}]: the name {name!r} is taken by servers[{names.index(name)}]")
+        names.append(name)
+        given = [key for key in SECRETS if raw.get(key)]
         if given:
             raise CleanSlateError(
-                f"servers[{number}] has {', '.join(given)}: arguments are logged on the host; "
-                "give it by the option secrets"
+                f"servers[{number}] ({name}) has {', '.join(given)}: a module's arguments are logged on the host; "
+                f"give it by the option secrets: {{{name}: ...}}"
             )
+    secrets = params["secrets"]
+    for name, each in secrets.items():
+        if name not in names:
+            raise CleanSlateError(f"secrets: there is no server {name!r} in servers")
+        if not isinstance(each, t.Mapping) or set(each) - set(SECRETS):
+            raise CleanSlateError(f"secrets: {name} must be a mapping with keys out of {', '.join(SECRETS)}")
+    return [{**raw, **secrets.get(raw["name"], {})} for raw in params["servers"]]
+
+
+def options_from(params: Params) -> DriftOptions:
+    """Raises CleanSlateError for what makes no sense."""
+    check_seconds(params, "health_deadline_s", "info_deadline_s")
     try:
         accepted = tuple(parse_acceptance(raw, number) for number, raw in enumerate(params["accepted"]))
-        today = None if params["today"] is None else datetime.date.fromisoformat(params["today"])
     except ValueError as error:
         raise CleanSlateError(str(error)) from error
-    look = look_options({**params, "devices": [], "proc_root": "/proc"})
+    try:
+        today = None if params["today"] is None else datetime.date.fromisoformat(params["today"])
+    except ValueError as error:
+        raise CleanSlateError(f"today is {params['today']!r}; write a day like 2026-01-31") from error
     return DriftOptions(
-        params["state_dir"],
-        look,
-        accepted,
-        params["probe"],
-        params["health_deadline_s"],
-        params["info_deadline_s"],
-        today,
+        state_dir=params["state_dir"],
+        look=look_options({**params, "devices": [], "proc_root": "/proc"}),
+        accepted=accepted,
+        probe=params["probe"],
+        health_deadline_s=params["health_deadline_s"],
+        info_deadline_s=params["info_deadline_s"],
+        today=today,
     )
-
-
-def servers_of(params: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
-    """The servers with their secrets."""
-    secrets = params["secrets"]
-    return [{**raw, **(secrets.get(raw["name"]) or {})} for raw in params["servers"]]
 
 
 def main() -> t.NoReturn:
-    module = AnsibleModule(
-        argument_spec={
-            "servers": {"type": "list", "elements": "dict", "default": [], "no_log": False},
-            "secrets": {"type": "dict", "default": {}, "no_log": True},
-            "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
-            **{name: DEVICES[name] for name in ("expected_gpus", "nvml_deadline_s", "device_major")},
-            "probe": {"type": "bool", "default": True},
-            "health_deadline_s": {"type": "float", "default": 25},
-            "info_deadline_s": {"type": "float", "default": 10},
-            "accepted": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "server": {"type": "str", "default": "*"},
-                    "item": {"type": "str", "required": True},
-                    "reason": {"type": "str", "required": True},
-                    "until": {"type": "str", "required": True},
-                },
-            },
-            "today": {"type": "str"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
-        result = Check(options_of(module.params), servers_of(module.params)).result()
+        servers = servers_from(module.params)
+        result = check(options_from(module.params), servers)
     except CleanSlateError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, **result)

@@ -216,7 +216,7 @@ options:
     version_added: 0.2.0
   nvml_deadline_s:
     description:
-      - How long, in seconds, one look at the GPUs may take. They are only looked at if O(gpus) names some.
+      - How long, in seconds, one look at the GPUs may take. A server on the CPU needs none.
     type: float
     default: 10
 seealso:
@@ -346,6 +346,8 @@ record:
   description:
     - The record as it lies on the host, redacted. In check mode it is what would be recorded, so that GPUs, port and
       device of a kept launch are known before anything is touched.
+    - Its C(fingerprint) has what the host had at the start beside the flags, with which
+      M(cleanslate.sglang.server_drift) compares; in check mode it is V(null).
   returned: success
   type: dict
   sample:
@@ -371,12 +373,14 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import Cl
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.accounts import find_account
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import fetch_install, fetch_processes
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.fingerprint import read_fingerprint
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import read_gpus
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_boot_id
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import flags as flag_tools
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import history
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.again import Now, plan_again, request_again
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.keeping import LEAST_KEPT, MOST_KEPT
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.kept import environment_of
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.kept import environment_of, print_of
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch import (
     ChosenGpu,
     LaunchPlan,
@@ -609,6 +613,22 @@ def without_launch_id(result: dict[str, t.Any], launch_id: str) -> dict[str, t.A
     return {**shown, "launch_id": None}
 
 
+def with_fingerprint(request: LaunchRequest, plan: LaunchPlan, nvml_deadline_s: float) -> LaunchPlan:
+    """The plan, its record with what the host has for it."""
+    flags = {flag_tools.canonical(name): value for name, value in plan.record.flags.items()}
+    model, revision = flags.get("model-path"), flags.get("revision")
+    found = read_fingerprint(
+        model=None if model is None else str(model),
+        revision=None if revision is None else str(revision),
+        environment=plan.environment,
+        version=request.version,
+        uses_gpu=plan.record.device != "cpu",
+        unit=None if plan.unit_text is None else print_of(plan.unit_text),
+        nvml_deadline_s=nvml_deadline_s,
+    )
+    return dataclasses.replace(plan, record=dataclasses.replace(plan.record, fingerprint=found))
+
+
 def check_preconditions(wanted: Wanted, may_run: bool) -> t.Optional[Record]:
     """What would make the start fail. Of a kept launch the error says that it is one."""
     request, record = wanted.request, wanted.plan.record
@@ -641,6 +661,7 @@ def main() -> t.NoReturn:
             files = planned_files(request, plan, request.unit_dir)
             would = result_of(plan.record, before, files, changed)
             module.exit_json(changed=True, **result, **without_launch_id(would, plan.record.launch_id))
+        plan = with_fingerprint(request, plan, params["nvml_deadline_s"])
         documents = {what: data for what, data in (params["documents"] or {}).items() if data is not None}
         with lease.keep(request.state_dir, request.name, params["run_id"], "server_launch", LEASE_S):
             launched = act.start(request, plan, request.unit_dir, params["keep_launches"], documents)

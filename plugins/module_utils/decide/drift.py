@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import fnmatch
+import re
 import typing as t
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ PLACES = ("host", "file", "process", "engine")
 """The deeper a place, the nearer it is to what really answers."""
 
 _SEVERITIES = ("note", "warning", "critical")
+_UNTIL = re.compile(r"\buntil (\d{4}-\d\d-\d\d)\b")
+LOOK = "look at it as root; nothing was changed"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,16 @@ class Row:
     state: str = "drift"
     also: tuple[str, ...] = ()
     reason: t.Optional[str] = None
+
+
+def unknown(server: t.Optional[str], item: str, why: str, where: str = "host", remedy: str = LOOK) -> Row:
+    """What could not be looked at, and why."""
+    return Row(server, item, None, why, where, "warning", remedy, "unknown")
+
+
+def note(server: t.Optional[str], item: str, wanted: t.Any, found: t.Any, where: str, remedy: str) -> Row:
+    """What is worth knowing and changes no verdict."""
+    return Row(server, item, wanted, found, where, "note", remedy)
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,19 @@ def accept(
     return tuple(standing), tuple(fine)
 
 
+def lost(accepted: t.Sequence[Acceptance], servers: t.Collection[str]) -> tuple[Row, ...]:
+    """Notes of acceptances for servers that are not there: a name may be misspelt."""
+    rows = []
+    for one in accepted:
+        if one.server != "*" and one.server not in servers:
+            known = ", ".join(sorted(servers)) or "none"
+            found = f"there is no server {one.server!r} (there are: {known})"
+            remedy = "correct or remove the acceptance in the inventory"
+            item = f"acceptance:{one.server}/{one.item}"
+            rows.append(note(None, item, "a server of this host", found, "host", remedy))
+    return tuple(rows)
+
+
 def _expired(one: Acceptance) -> Row:
     return Row(
         server=None if one.server == "*" else one.server,
@@ -105,6 +131,27 @@ def _expired(one: Acceptance) -> Row:
         remedy="remove the acceptance from the inventory",
         state="expired_acceptance",
     )
+
+
+def expired_waivers(
+    server: str, waivers: t.Mapping[str, str], today: datetime.date, remedy: str
+) -> tuple[Row, ...]:
+    """Waivers of a server's plan whose reason names an end ("... until 2026-01-31"), the last day on which they hold,
+    that has passed."""
+    rows = []
+    for name, reason in sorted(waivers.items()):
+        for day in _UNTIL.findall(reason):
+            item = f"waiver_expired:{name}"
+            try:
+                until = datetime.date.fromisoformat(day)
+            except ValueError:
+                rows.append(unknown(server, item, f"its reason ends with no day of a calendar: until {day}", "file"))
+                break
+            if until < today:
+                found = f"it ended on {until.isoformat()}"
+                rows.append(Row(server, item, reason, found, "file", "warning", remedy, "expired_acceptance"))
+                break
+    return tuple(rows)
 
 
 def verdict_of(rows: t.Iterable[Row]) -> str:

@@ -17,13 +17,16 @@ from .procfs import read_environment
 
 
 class LaunchedServer(t.NamedTuple):
-    """``environment`` None: it can't be read. ``flags`` None: no leader. ``options`` None: its SGLang can't be read."""
+    """``environment`` None: it can't be read. ``flags`` None: no leader. ``options`` None: its SGLang can't be read.
+    ``python``: its interpreter as an absolute path. ``config_mtime``: when its configuration file was last written."""
 
     environment: t.Optional[dict[str, str]]
     cwd: t.Optional[str]
     install: t.Optional[Install]
     options: t.Optional[OptionTable]
     flags: t.Optional[LaunchedFlags]
+    python: t.Optional[str] = None
+    config_mtime: t.Optional[float] = None
 
 
 def read_launched(process: Process, proc: str = "/proc") -> LaunchedServer:
@@ -36,11 +39,17 @@ def read_launched(process: Process, proc: str = "/proc") -> LaunchedServer:
     install = find_install(python, (environment or {}).get("PYTHONPATH", ""), root) if python else None
     options = None if install is None or install.package is None else read_options(root + install.package)
 
-    def read_config_text(path: str) -> t.Optional[str]:
-        absolute = path if path.startswith("/") else f"{cwd}/{path}" if cwd else None
-        return None if absolute is None else read_ends(root + absolute)
+    def absolute(path: str) -> t.Optional[str]:
+        return path if path.startswith("/") else f"{cwd}/{path}" if cwd else None
 
-    return LaunchedServer(environment, cwd, install, options, launched_flags(process.argv, read_config_text, options))
+    def read_config_text(path: str) -> t.Optional[str]:
+        place = absolute(path)
+        return None if place is None else read_ends(root + place)
+
+    flags = launched_flags(process.argv, read_config_text, options)
+    config = None if flags is None or flags.config_path is None else absolute(flags.config_path)
+    mtime = None if config is None else _mtime(root + config)
+    return LaunchedServer(environment, cwd, install, options, flags, python, mtime)
 
 
 def same_network(pid: int, proc: str = "/proc") -> t.Optional[bool]:
@@ -62,6 +71,13 @@ def _interpreter(
         if folder.startswith("/") and os.path.lexists(f"{root}{folder}/{word}"):
             return f"{folder}/{word}"
     return process.exe
+
+
+def _mtime(path: str) -> t.Optional[float]:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
 
 
 def _link(path: str) -> t.Optional[str]:

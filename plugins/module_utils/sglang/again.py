@@ -149,6 +149,7 @@ def plan_again(kept: Kept, request: LaunchRequest, launch_id: str) -> LaunchPlan
         from_launch=old.launch_id,
         operator=None if request.operator is None else redactor.text(request.operator),
         run_id=request.run_id,
+        fingerprint=None,  # of the host as it was then
     )
     files = {"config.yaml": kept.config, "env": environment_text(environment)}
     again = dataclasses.replace(

@@ -54,6 +54,7 @@ class Record:
     ``waivers``: guardrails that were accepted, with the reasons. ``flags`` and ``environment`` are redacted.
     ``started_at``: UTC, ISO 8601. ``pid``, ``start_ticks`` and ``boot_id`` name the leader.
     ``from_launch``: the kept launch that this one repeats. ``operator`` and ``run_id``: who asked for it, in which run.
+    ``fingerprint``: what the host had at the start beside the flags (observe/fingerprint.py); None: nobody looked.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Record:
     from_launch: t.Optional[str] = None
     operator: t.Optional[str] = None
     run_id: t.Optional[str] = None
+    fingerprint: t.Optional[t.Mapping[str, t.Any]] = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def parse(text: str) -> Record:
     values["flags"] = _typed(data, "flags", (dict,), {})
     values["environment"] = {str(k): str(v) for k, v in _typed(data, "environment", (dict,), {}).items()}
     values["waivers"] = {str(k): str(v) for k, v in _typed(data, "waivers", (dict,), {}).items()}
+    values["fingerprint"] = _typed(data, "fingerprint", (dict, type(None)))
     if values["state"] not in _STATES:
         raise ValueError(f"has the state {values['state']!r}")
     for name in ("pid", "start_ticks", "sid", "port"):
