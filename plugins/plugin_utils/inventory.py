@@ -21,6 +21,8 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ..module_utils.decide.clean import DRIVER_CODES
 from .client_settings import client_host_problems, client_problems
 from .drift_accepted import acceptance_problems
+from .router_settings import router_problems, worker_problems
+from .router_settings import secrets_of as router_secrets
 from .words import nearest, unknown_keys
 
 Options = dict[str, t.Any]
@@ -240,8 +242,8 @@ def host_problems(
     ours = sorted(name for name in names if name.startswith("sglang_"))
     problems = unknown_keys(host, ours, options, "variable")
     servers = values.get("sglang_servers")
-    # Servers, the container's number and accepted drift have checks of their own below, with clearer words.
-    apart = ("sglang_servers", "sglang_vmid", "sglang_drift_accepted")
+    # Servers, the container's number, accepted drift and routers have checks of their own below, with clearer words.
+    apart = ("sglang_servers", "sglang_vmid", "sglang_drift_accepted", "sglang_routers", "sglang_router_hooks")
     plain = {name: value for name, value in values.items() if name in options and name not in apart}
     spec = {name: option for name, option in options.items() if name not in apart}
     problems += [f"{host}: {message}" for message in ArgumentSpecValidator(spec).validate(_given(plain)).error_messages]
@@ -254,6 +256,8 @@ def host_problems(
     ]
     problems += container_problems(host, values, known_hosts)
     problems += acceptance_problems(host, values.get("sglang_drift_accepted"))
+    problems += router_problems(host, values, options, known_hosts)
+    problems = [redact(problem, router_secrets(values)) for problem in problems]
     if servers is None:
         return [*problems, f"{host}: sglang_servers is missing"] if needs_servers else problems
     if not isinstance(servers, (list, tuple)) or not all(isinstance(server, t.Mapping) for server in servers):
@@ -267,6 +271,7 @@ def host_problems(
         where = f"{host}: server '{name}'" if isinstance(name, str) else f"{host}: sglang_servers[{position}]"
         problems += server_problems(where, server)
         problems += client_host_problems(where, server.get("clients"), known_hosts)
+        problems += worker_problems(where, server, values)
         secrets += _secrets(server)
     for key in ("name", "port", "unit"):
         problems += _twice(host, merged, key)
