@@ -27,6 +27,8 @@ ROW_LIMIT = 200
 LIST_LIMIT = 64
 DEPTH_LIMIT = 6
 CUT = " ... (cut)"
+_HUGE = 2**63
+_NO_XML = (0xFFFE, 0xFFFF)
 
 _REDACTOR = Redactor()
 
@@ -54,7 +56,7 @@ class Collector:
         self.finished = False
 
     def take(self, event: t.Mapping[str, t.Any]) -> bool:
-        """One event, whatever it is. Always true."""
+        """One event, whatever it is. Always true, and never an error: that would end the run for all other hosts."""
         kind = event.get("event")
         data = event.get("event_data")
         if kind == "playbook_on_stats":
@@ -64,7 +66,11 @@ class Collector:
         host, result = data["host"], data.get("res")
         at = event.get("created") if isinstance(event.get("created"), str) else None
         if kind == "runner_on_ok" and _of_module(data):
-            self._answers[host] = read_answer(host, result, at)
+            try:
+                self._answers[host] = read_answer(host, result, at)
+            except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+                why = f"its answer can't be read ({type(error).__name__})"
+                self._answers[host] = HostAnswer(host, "failed", why, at=at)
         elif kind in ("runner_on_failed", "runner_on_unreachable") and (_of_module(data) or not _ignored(data)):
             state = "unreachable" if kind == "runner_on_unreachable" else "failed"
             self._failures.setdefault(host, HostAnswer(host, state, failure_text(result), at=at))
@@ -235,40 +241,52 @@ def _printable(character: str) -> bool:
     return character in "\n\t" or not (code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in _NO_XML)
 
 
-_NO_XML = (0xFFFE, 0xFFFF)
-
-
 def _optional_text(raw: t.Any) -> t.Optional[str]:
     return None if raw is None else text(raw)
 
 
-def value(raw: t.Any, depth: int = 0) -> t.Any:
-    """Any JSON value, bounded in depth, length and texts. A mapping keeps its secrets masked by their names."""
-    if raw is None or isinstance(raw, (bool, int)):
+def value(raw: t.Any) -> t.Any:
+    """Any JSON value, bounded in depth, length and texts. A mapping's secrets are masked by their names as well."""
+    bounded = _bounded(raw, 0)
+    return _clean(_REDACTOR.data(bounded) if isinstance(bounded, (dict, list)) else bounded)
+
+
+def _bounded(raw: t.Any, depth: int) -> t.Any:
+    if raw is None or isinstance(raw, bool):
         return raw
+    if isinstance(raw, int):
+        return raw if abs(raw) < _HUGE else "a huge number"
     if isinstance(raw, float):
         return number(raw)
     if isinstance(raw, str):
-        return text(raw)
+        return raw[: TEXT_LIMIT * 2]
     if depth >= DEPTH_LIMIT:
         return CUT.strip()
     if isinstance(raw, t.Mapping):
-        masked = _REDACTOR.data(dict(raw)) if depth == 0 else raw
-        return {text(key, 200): value(each, depth + 1) for key, each in list(masked.items())[:LIST_LIMIT]}
+        return {str(key)[:200]: _bounded(each, depth + 1) for key, each in list(raw.items())[:LIST_LIMIT]}
     if isinstance(raw, (list, tuple)):
-        masked = _REDACTOR.data(list(raw)) if depth == 0 else raw
-        shown = [value(each, depth + 1) for each in masked[:LIST_LIMIT]]
+        shown = [_bounded(each, depth + 1) for each in raw[:LIST_LIMIT]]
         return shown + [f"{len(raw) - LIST_LIMIT} more"] if len(raw) > LIST_LIMIT else shown
-    return text(raw)
+    return str(raw)[: TEXT_LIMIT * 2]
+
+
+def _clean(bounded: t.Any) -> t.Any:
+    if isinstance(bounded, str):
+        return text(bounded)
+    if isinstance(bounded, dict):
+        return {text(key, 200): _clean(each) for key, each in bounded.items()}
+    if isinstance(bounded, list):
+        return [_clean(each) for each in bounded]
+    return bounded
 
 
 def whole(raw: t.Any) -> t.Optional[int]:
     """An integer, or None: a failed reading is no zero."""
-    return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < _HUGE else None
 
 
 def number(raw: t.Any) -> t.Optional[float]:
     """A finite number, or None: JSON has no others."""
-    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or raw != raw or raw in (float("inf"), float("-inf")):
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or not abs(raw) < _HUGE:
         return None
     return round(float(raw), 3)

@@ -20,6 +20,7 @@ SCHEMA_VERSION = 1
 EXIT_CODES = {"in_sync": 0, "drifted": 10, "unknown": 20}
 CHANGE_LIMIT = 200
 LEAD_LIMIT = 5
+CLOCK_SLACK_S = 90.0  # two runs write within the time that one waits for the other
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def build(
     hosts = {host["name"]: host for host in mine}
     for name, old in before.items():
         seen = moment_of(old.get("checked_at")) or 0.0
-        if name in hosts and seen > (moment_of(hosts[name]["checked_at"]) or 0.0) and old["state"] == "answered":
+        if name in hosts and _is_later(seen, hosts[name], run) and old["state"] == "answered":
             hosts[name] = {**old, "in_this_run": False}
         elif name not in hosts and run.limit is not None:
             hosts[name] = _kept(old, run, fresh_s)
@@ -130,6 +131,11 @@ def build(
     document["changes"] = document["changes"][:CHANGE_LIMIT]
     document["summary"] = summary(document)
     return document
+
+
+def _is_later(seen: float, mine: t.Mapping[str, t.Any], run: Run) -> bool:
+    """Whether another run saw the host after this one. A time to come is none: the clock has been set since."""
+    return (moment_of(mine["checked_at"]) or 0.0) < seen <= run.finished + CLOCK_SLACK_S
 
 
 def _host(answer: HostAnswer, old: t.Optional[t.Mapping[str, t.Any]], run: Run) -> JSON:
@@ -241,6 +247,28 @@ def _counts(hosts: t.Sequence[t.Mapping[str, t.Any]]) -> JSON:
         "servers": by_verdict(server["verdict"] for host in hosts for server in host["servers"]),
         "rows": rows,
     }
+
+
+_OF_HOST = ("name", "verdict", "state", "in_this_run", "checked_at", "verdict_since", "last_answer", "counts")
+_OF_ROW = ("server", "item", "state", "severity", "since")
+
+
+def is_whole(document: t.Mapping[str, t.Any]) -> bool:
+    """Whether a document that was read has what the next one takes from it. Somebody may have edited it."""
+    try:
+        told = document["notification"]
+        hosts = document["hosts"]
+        rows = [row for host in hosts for row in (*rows_of(host), *accepted_of(host))]
+        return (
+            (told is None or isinstance(told["ok"], bool))
+            and isinstance(document["last_success_at"], (str, type(None)))
+            and all(name in host for host in hosts for name in _OF_HOST)
+            and all(host["verdict"] in EXIT_CODES for host in hosts)
+            and all(isinstance(server["name"], str) for host in hosts for server in host["servers"])
+            and all(name in row for row in rows for name in _OF_ROW)
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def changes(previous: t.Mapping[str, t.Any], hosts: t.Sequence[t.Mapping[str, t.Any]]) -> list[JSON]:

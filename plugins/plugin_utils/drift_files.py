@@ -23,7 +23,7 @@ from pathlib import Path
 
 from . import drift_history
 from .drift_answers import JSON
-from .drift_document import SCHEMA, SCHEMA_VERSION
+from .drift_document import SCHEMA, SCHEMA_VERSION, is_whole
 
 LATEST, HISTORY, METRICS, JUNIT, PAGE = "latest.json", "history.jsonl", "metrics.prom", "junit.xml", "index.html"
 LOCK = ".lock"
@@ -88,6 +88,8 @@ class Store:
             return None, f"{path} is no document of a drift check; it is replaced"
         if document.get("schema_version") != SCHEMA_VERSION:
             return None, f"{path} is of schema version {document.get('schema_version')}; it is replaced"
+        if not is_whole(document):
+            return None, f"{path} has lost a part of what a drift check writes; it is replaced"
         return document, None
 
     def write(self, name: str, content: t.Union[str, bytes]) -> None:

@@ -111,11 +111,21 @@ def compact(raw_lines: t.Iterable[bytes], now: float, limits: Limits) -> list[by
     """The lines that stay, the oldest first, as bytes."""
     oldest = _day_of(now) - limits.days + 1
     fine = _day_of(now) - FINE_DAYS + 1
-    lines = (line for line in map(parse, raw_lines) if line is not None)
-    kept = sorted((line for line in lines if _day(line) >= oldest), key=_moment)
-    old = [line for line in kept if _day(line) < fine]
-    days = [merge_day(list(group)) for _day_number, group in itertools.groupby(old, key=_day)]
-    written = [dump(line) for line in days] + [dump(line) for line in kept[len(old) :]]
+    kept = []
+    for raw in raw_lines:
+        line = parse(raw)
+        if line is not None:
+            moment = _moment(line)
+            if _day_of(moment) >= oldest:
+                kept.append((moment, raw if raw.endswith(b"\n") else raw + b"\n", line))
+    kept.sort(key=lambda each: each[0])
+    written: list[bytes] = []
+    for day, group in itertools.groupby(kept, key=lambda each: _day_of(each[0])):
+        of_day = list(group)
+        if day >= fine or (len(of_day) == 1 and "runs" in of_day[0][2]):
+            written += [raw for _moment_of_line, raw, _line in of_day]
+        else:
+            written.append(dump(merge_day([line for _moment_of_line, _raw, line in of_day])))
     total = sum(map(len, written))
     if total <= limits.size:
         return written
@@ -128,8 +138,6 @@ def compact(raw_lines: t.Iterable[bytes], now: float, limits: Limits) -> list[by
 
 def merge_day(lines: t.Sequence[JSON]) -> JSON:
     """One line for a day: for each host the entry of its worst verdict, and of those the one with the most rows."""
-    if len(lines) == 1 and "runs" in lines[0]:
-        return lines[0]
     hosts: dict[str, JSON] = {}
     for line in lines:
         for name, entry in line["hosts"].items():

@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined
 
 from . import drift_history
 from .drift_answers import JSON
-from .drift_document import accepted_of, moment_of, row_key, rows_of
+from .drift_document import accepted_of, moment_of, rows_of
 from .drift_junit import shown
 
 TEMPLATE = Path(__file__).with_name("drift_page.html.j2")
@@ -185,7 +185,6 @@ def _weight(row: t.Mapping[str, t.Any]) -> tuple[t.Any, ...]:
 def _row(row: t.Mapping[str, t.Any], new: bool, now: float) -> JSON:
     unknown = row["state"] == "unknown"
     return {
-        "key": row_key(row),
         "server": row["server"],
         "item": row["item"],
         "wanted": None if unknown else _value(row["wanted"]),

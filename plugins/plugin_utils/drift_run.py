@@ -102,7 +102,7 @@ def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
 
 def parse(argv: t.Sequence[str]) -> Options:
     """Exits with 2 and a sentence where the command line makes no sense."""
-    own, _dashes, rest = _split(argv)
+    own, rest = _split(argv)
     parser = argparse.ArgumentParser(
         prog="drift.py",
         description="Compare a fleet with its inventory by playbooks/drift.yml, and write reports. Changes nothing.",
@@ -163,12 +163,10 @@ def parse(argv: t.Sequence[str]) -> Options:
     )
 
 
-def _split(argv: t.Sequence[str]) -> tuple[list[str], bool, list[str]]:
+def _split(argv: t.Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
-    if "--" not in words:
-        return words, False, []
-    at = words.index("--")
-    return words[:at], True, words[at + 1 :]
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _inventory(source: str) -> str:
@@ -509,7 +507,7 @@ def _complain(words: str) -> None:
 
 
 class _Signals:
-    """SIGTERM and SIGINT end the run, not the reports."""
+    """SIGTERM, SIGINT and SIGHUP end the run, not the reports."""
 
     def __init__(self) -> None:
         self.got: t.Optional[int] = None
@@ -517,7 +515,7 @@ class _Signals:
         self._before: dict[int, t.Any] = {}
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._take)
         _become_reaper()
         return self
