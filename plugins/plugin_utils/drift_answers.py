@@ -174,6 +174,7 @@ def _host(raw: t.Mapping[str, t.Any]) -> JSON:
         "drift": drift,
         "accepted": rows(raw.get("accepted")),
         "driver_version": _optional_text(raw.get("driver_version")),
+        "simulated": raw.get("simulated") is True,
         "gpus": [_gpu(each) for each in (gpus or ())[:LIST_LIMIT] if isinstance(each, t.Mapping)]
         if isinstance(gpus, (list, tuple))
         else [],

@@ -114,7 +114,7 @@ class Store:
                     os.fsync(handle.fileno())
                     return
                 handle.seek(0)
-                kept = drift_history.compact(handle, now, limits)
+                kept = drift_history.compact(handle, now, limits, len(added))
             write_atomic(path, b"".join([*kept, added]))
         except OSError as error:
             raise DriftFilesError(f"{path}: {error.strerror or error}") from error

@@ -107,8 +107,8 @@ def needs_compaction(first: t.Optional[bytes], last: t.Optional[bytes], size: in
     return len(lines) == 2 and _day(lines[1]) != _day_of(now)
 
 
-def compact(raw_lines: t.Iterable[bytes], now: float, limits: Limits) -> list[bytes]:
-    """The lines that stay, the oldest first, as bytes."""
+def compact(raw_lines: t.Iterable[bytes], now: float, limits: Limits, reserve: int = 0) -> list[bytes]:
+    """The lines that stay, the oldest first, as bytes. ``reserve``: bytes of the line that is added after them."""
     oldest = _day_of(now) - limits.days + 1
     fine = _day_of(now) - FINE_DAYS + 1
     kept = []
@@ -126,7 +126,7 @@ def compact(raw_lines: t.Iterable[bytes], now: float, limits: Limits) -> list[by
             written += [raw for _moment_of_line, raw, _line in of_day]
         else:
             written.append(dump(merge_day([line for _moment_of_line, _raw, line in of_day])))
-    total = sum(map(len, written))
+    total = sum(map(len, written)) + reserve
     if total <= limits.size:
         return written
     first = 0

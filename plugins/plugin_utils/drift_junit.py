@@ -104,4 +104,6 @@ def shown(value: t.Any) -> str:
         return "not set"
     if isinstance(value, str):
         return value if value.strip() else json.dumps(value)
+    if isinstance(value, list) and value and all(isinstance(each, str) and each.strip() for each in value):
+        return ("\n" if any(" " in each for each in value) else ", ").join(value)
     return json.dumps(value, ensure_ascii=False)

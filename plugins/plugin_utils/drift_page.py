@@ -171,6 +171,7 @@ def _host(
         "bars_width": len(gpus) * (BAR + BAR_GAP),
         "driver": None if own is None else own["driver_version"],
         "memory": None if own is None else _memory(own["memory"]),
+        "simulated": own is not None and own["simulated"],
         "strip": strip(past.days),
         "strip_words": _strip_words(past.days),
         "turns": [{"at": _when(turn.at), "verdict": turn.verdict} for turn in reversed(past.turns)],

@@ -12,7 +12,15 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_answers
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_answers import Collector
-from ansible_collections.cleanslate.sglang.tests.unit.drift_builders import answer, collected, event, gpu, ok, row, server
+from ansible_collections.cleanslate.sglang.tests.unit.drift_builders import (
+    answer,
+    collected,
+    event,
+    gpu,
+    ok,
+    row,
+    server,
+)
 
 SSH = {"unreachable": True, "msg": "Failed to connect to the host via ssh"}
 
