@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import sys
+import typing as t
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
 from ansible_collections.cleanslate.sglang.tests.integration_ns.playbook_host import PlaybookHost
@@ -144,3 +147,52 @@ def test_a_check_of_nobody_fails(host: PlaybookHost, arguments: tuple[str, ...],
     assert run.rc == 2, run.stdout
     assert words in run.stdout
     assert not run.of_action("server_drift")
+
+
+# --- the schedule: only looked at, since it is the machine's own ------------------------------------------------------
+
+
+def scheduled(host: PlaybookHost, **settings: t.Any) -> PlaybookRun:
+    """drift_schedule.yml on the controller itself, in check mode."""
+    variables = {f"drift_schedule_{name}": value for name, value in {"become": False, **settings}.items()}
+    return host.run("drift_schedule.yml", "--diff", check=True, extra_vars=variables)
+
+
+def test_a_controller_schedules_what_it_has(host: PlaybookHost) -> None:
+    """Without any setting it is this run's Python, collection and inventory."""
+    out = host.directory / "reports"
+    environment = {"ANSIBLE_CONFIG": "/etc/100%"}
+    run = scheduled(host, kind="cron", cron="7 * * * *", out=str(out), environment=environment).check()
+    line = next(each for each in run.stdout.splitlines() if each.startswith("+7 * * * * root "))
+    assert "timeout --kill-after=90 1080 env ANSIBLE_CONFIG=/etc/100\\% /" in line, line
+    # The interpreter of this run, by the name that Ansible has for it.
+    assert f" {Path(sys.prefix).resolve()}/bin/python" in line, line
+    assert f" {ROOT}/scripts/drift.py -i {host.directory}/inventory.yml --out {out} --timeout 900 2>&1 | logger" in line
+    assert not out.exists()
+    assert [task.host for task in run.tasks if task.status == "ok"][0] == "localhost"
+
+
+def test_a_schedule_that_would_not_run_is_refused(host: PlaybookHost) -> None:
+    run = scheduled(
+        host,
+        kind="cron",
+        python="/opt/nowhere/bin/python",
+        inventory=[str(host.directory / "missing")],
+        vault_password_file="/etc/nowhere",
+        name="../other",
+        timeout_s=0,
+    )
+    assert run.rc == 2, run.stdout
+    message = str([task.result["msg"] for task in run.tasks if task.status == "failed"][-1])
+    for words in (
+        "name: '../other' is no name of a unit",
+        "timeout_s: 0 must be above 0 seconds",
+        "python: /opt/nowhere/bin/python can't be used by root with ansible-runner",
+        f"inventory: root can't read {host.directory}/missing",
+        "vault_password_file: root can't read /etc/nowhere",
+        "Nothing was changed.",
+    ):
+        assert words in message, message
+    assert "there is no account 'nobody-here'" in scheduled(host, kind="cron", user="nobody-here").stdout
+    if not Path("/run/systemd/system").exists():
+        assert "kind: no systemd runs on this host" in scheduled(host, kind="systemd").stdout

@@ -121,7 +121,8 @@ def test_a_task_that_failed_is_unknown_and_says_why() -> None:
     timed_out = {"failed": True, "msg": "Timed out after 330 second(s)."}
     assert drift_lines(timed_out, "gpu01") == ["gpu01: UNKNOWN: Timed out after 330 second(s)."]
     assert drift_why(timed_out, "gpu01") == "gpu01 is unknown: Timed out after 330 second(s)."
-    for nothing in ({}, None):
+    empty: tuple[t.Any, ...] = ({}, None)
+    for nothing in empty:
         assert drift_lines(nothing, "gpu01") == ["gpu01: UNKNOWN: it did not run"]
     # Another word than the three is none of ours.
     assert drift_lines(result(verdict="fine"), "gpu01")[0].startswith("gpu01: UNKNOWN")
