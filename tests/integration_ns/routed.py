@@ -97,12 +97,13 @@ def router_worker(
     ns: Namespace,
     state: str,
     routers: t.Sequence[RouterProcess],
+    /,
     *ports: int,
     check: bool = False,
     diff: bool = False,
     **more: t.Any,
 ) -> ModuleResult:
-    """The module, for these routers and servers."""
+    """The module, for these routers and servers, or for those that ``more`` names in full."""
     arguments = {
         "state": state,
         "routers": [{"name": f"r{router.port}", "url": router.url, "api_key": router.key} for router in routers],

@@ -161,14 +161,14 @@ def test_a_promise_that_is_not_kept_is_a_failure(site: FakeSite) -> None:
     assert "status 'paused', which is none of" in site.run("absent")["problems"][0]
 
 
-def test_who_comes_back_by_itself_is_found_by_the_last_look(site: FakeSite) -> None:
+def test_who_comes_back_by_itself_is_found_by_the_last_look(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = {"name": "edge", "out": ["x"], "back": ["x"], "deadline_s": 5}
 
     def again(*_words: t.Any) -> dict[str, t.Any]:
         site.routers["r1"].put(f"{W1}/")
         return {"name": "edge", "action": "out", "result": "done", "detail": "", "seconds": 0.1}
 
-    site.run_hook = again  # type: ignore[method-assign]
+    monkeypatch.setattr(site, "run_hook", again)
     result = site.run("drained", hooks=[hook])
     assert result["verdict"] == "failed" and f"router r1 lists {W1} again (healthy)" in result["problems"][0]
 
