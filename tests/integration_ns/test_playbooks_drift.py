@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
+from ansible_collections.cleanslate.sglang.tests.harness.standin import start_standin
 from ansible_collections.cleanslate.sglang.tests.integration_ns.playbook_host import PlaybookHost
 
 pytestmark = pytest.mark.ns
@@ -95,6 +96,42 @@ def test_in_sync_drifted_accepted_expired_gone(host: PlaybookHost, ns: Namespace
     run = host.run("drift.yml")
     assert run.rc == 2, run.stdout
     assert ["CRITICAL", "demo", "not_running"] in marked(table_of(run)), table_of(run)
+
+
+@pytest.mark.timeout(600)
+def test_back_in_sync_after_a_start_by_hand(host: PlaybookHost, ns: Namespace) -> None:
+    """With other flags, by a prefix. A relaunch of what has changed mends it, and then leaves it alone."""
+    host.run("relaunch.yml").check()
+    ns.run(["kill", "-9", str(host.record("demo")["pid"])], 20)
+    by_hand = ["--model-path", str(host.directory / "model"), "--tp", "2", "--max-total-tok", "2048"]
+    start_standin(ns, *by_hand, "--api-key", KEY, port=31000)
+    run = host.run("drift.yml")
+    found = marked(table_of(run))
+    assert run.rc == 2 and KEY not in run.stdout + run.stderr, run.stdout
+    assert ["CRITICAL", "demo", "flag:max-total-tokens"] in found, found
+    assert ["warning", "demo", "restarted_by_hand"] in found, found
+    host.run("relaunch.yml", extra_vars={"relaunch_when": "changed"}).check()
+    pid = host.record("demo")["pid"]
+    run = host.run("relaunch.yml", extra_vars={"relaunch_when": "drifted"}).check()
+    assert table_of(run).startswith("gpu01: in sync"), run.stdout
+    assert host.record("demo")["pid"] == pid
+
+
+@pytest.mark.timeout(600)
+def test_what_only_the_check_sees_is_relaunched_where_it_drifted(host: PlaybookHost) -> None:
+    """The model's configuration is none of ours: `changed` leaves the server alone, `drifted` does not."""
+    (host.directory / "model").mkdir(exist_ok=True)
+    config = host.directory / "model/config.json"
+    config.write_text('{"architectures": ["LlamaForCausalLM"]}')
+    host.run("relaunch.yml").check()
+    pid = host.record("demo")["pid"]
+    config.write_text('{"architectures": ["QwenForCausalLM"]}')
+    run = host.run("drift.yml")
+    assert (run.rc, marked(table_of(run))) == (2, [["warning", "demo", "model_config"]]), table_of(run)
+    host.run("relaunch.yml", extra_vars={"relaunch_when": "changed"}).check()
+    assert host.record("demo")["pid"] == pid
+    run = host.run("relaunch.yml", extra_vars={"relaunch_when": "drifted"}).check()
+    assert "model_config" in table_of(run) and host.record("demo")["pid"] != pid
 
 
 def test_every_host_of_a_fleet_is_told(host: PlaybookHost) -> None:
