@@ -32,7 +32,7 @@ def worker(url: str = "http://w1:30000", **more: t.Any) -> Row:
 @dataclasses.dataclass
 class FakeRouter:
     """``heals_at``: from when on it calls what it lists healthy; ``removes``, ``adds``: whether it keeps its promises;
-    ``down``: what it answers instead, by method (or for all of them by "").
+    ``down``: what it answers instead, by method (or for all of them by ""); ``silent``: from when to when.
     """
 
     clock: FakeClock
@@ -41,6 +41,7 @@ class FakeRouter:
     heals_at: float = 0.0
     removes: bool = True
     adds: bool = True
+    silent: tuple[float, float] = (0.0, 0.0)
     job: t.Optional[Row] = None
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     bodies: list[Row] = dataclasses.field(default_factory=list)
@@ -70,6 +71,8 @@ class FakeRouter:
         said = self.down.get(method, self.down.get(""))
         if said is not None:
             return said
+        if self.silent[0] <= self.clock.now() < self.silent[1]:
+            return LATE
         if self.clock.now() >= self.heals_at > 0:
             for row in self.rows:
                 row["is_healthy"] = True

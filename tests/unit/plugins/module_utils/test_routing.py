@@ -239,6 +239,22 @@ def test_what_is_listed_as_unhealthy_is_waited_for_not_added(site: FakeSite) -> 
     assert not touched(site) and result["seconds"] < 130, "both within one deadline"
 
 
+def test_a_router_that_is_silent_for_a_while_is_asked_again(site: FakeSite) -> None:
+    first = site.routers["r1"]
+    first.rows.pop(0)
+    first.heals_at = site.clock.time + 30
+    first.silent = (site.clock.time + 5, site.clock.time + 20)
+    assert site.run("present")["verdict"] == "present"
+
+
+def test_an_old_failure_of_what_is_listed_is_not_believed(site: FakeSite) -> None:
+    first = site.routers["r1"]
+    first.rows.pop(0)
+    first.heals_at = site.clock.time + 20
+    first.job = {"job_type": "AddWorker", "status": "failed", "message": "no answer from it"}
+    assert site.run("present")["verdict"] == "present"
+
+
 def test_never_healthy_is_a_failure_that_says_what_the_router_says(site: FakeSite) -> None:
     first = site.routers["r1"]
     first.rows.pop(0)

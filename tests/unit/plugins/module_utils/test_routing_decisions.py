@@ -124,7 +124,8 @@ def test_ranks_of_a_dp_aware_router_can_t_be_removed() -> None:
 
 
 def test_another_spelling_that_leads_there_is_found_by_address() -> None:
-    listing = [entry("http://gpu01:1"), entry("http://gpu02:1"), entry("http://gpu01:2"), entry("x y")]
+    listing = [entry("http://gpu01:1"), entry("http://gpu02:1"), entry("http://gpu01:2"), entry("http://gpu03:2")]
+    listing.append(entry("x y"))
     names = {"gpu01": ["10.0.0.1"], "gpu02": ["10.0.0.2"]}
     ours = wanted("http://10.0.0.1:1")
     assert routing.hosts_to_resolve([ours], listing) == ["gpu01", "gpu02"]
