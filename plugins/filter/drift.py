@@ -78,6 +78,7 @@ class FilterModule:
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
         return {
             "cron_command": drift_schedule.cron_command,
+            "drift_calls_for_relaunch": drift_table.calls_for_relaunch,
             "drift_lines": drift_table.drift_lines,
             "drift_options": drift_options,
             "drift_overview": drift_overview,

@@ -25,6 +25,7 @@ _VALUES = {
     "keep_mb": "--keep-mb",
     "fresh_s": "--fresh-s",
     "notify": "--notify",
+    "notify_when": "--notify-when",
 }
 # The unit gets so long beyond the runner's own deadline: a runner that was told to end still writes its reports.
 GRACE_S = 180

@@ -13,7 +13,11 @@ from .tables import UNKNOWN, Column, cell, duration, paragraph, shortened, table
 WORDS = {"in_sync": "in sync", "drifted": "DRIFTED", "unknown": "UNKNOWN"}
 HOST = "(host)"
 ABSENT = "(absent)"
+# What a cell, and what a sentence may show of one value.
 _WIDTH = 240
+_SENTENCE = 100
+# Items that the inventory is to be mended for.
+_NOT_BY_RELAUNCH = ("waiver_expired:",)
 _COLUMNS = [
     Column("", 8),
     Column("Server", 14),
@@ -63,6 +67,8 @@ def _value(value: t.Any, absent: str = ABSENT) -> str:
 
 def _mark(row: Result) -> str:
     state, severity = row.get("state"), row.get("severity")
+    if severity == "note":
+        return "note"
     if state == "unknown":
         return UNKNOWN
     if state == "expired_acceptance":
@@ -127,7 +133,7 @@ def _server_line(server: Result) -> list[str]:
         if compared:
             facts.append(f"{compared} of its flags as SGLang has them")
     else:
-        facts = ["does not run"]
+        facts = ["does not run" if server.get("running") is False else "whether it runs could not be seen"]
     if server.get("launch_id"):
         facts.append(f"launch {_plain(server['launch_id'])}")
     word = WORDS.get(str(server.get("verdict")), WORDS["unknown"])
@@ -136,7 +142,8 @@ def _server_line(server: Result) -> list[str]:
 
 def _host_line(host: Result) -> list[str]:
     gpus = host.get("gpus")
-    shown = f"{len(gpus)} GPUs" if isinstance(gpus, (list, tuple)) else "GPUs unknown"
+    simulated = " (SIMULATED)" if host.get("simulated") else ""
+    shown = f"{len(gpus)} GPUs{simulated}" if isinstance(gpus, (list, tuple)) else "GPUs unknown"
     facts = [shown]
     if host.get("driver_version"):
         facts.append(f"driver {_plain(host['driver_version'])}")
@@ -180,7 +187,20 @@ def drift_why(result: t.Any, host: str, shown: int = 5) -> str:
 def _sentence(row: Result) -> str:
     if row.get("state") == "unknown":
         return f"{_subject(row)} is unknown: {_value(row.get('found'), UNKNOWN)}"
-    return f"{_subject(row)}: wanted {_value(row.get('wanted'))}, found {_value(row.get('found'))}"
+    wanted, found = (shortened(_value(row.get(key)), _SENTENCE) for key in ("wanted", "found"))
+    return f"{_subject(row)}: wanted {wanted}, found {found}"
+
+
+def calls_for_relaunch(result: t.Any, server: str) -> bool:
+    """Whether a relaunch of it is called for. What is not known is a reason; what a relaunch would not mend is none."""
+    if not isinstance(result, t.Mapping):
+        return True
+    found = [each for each in items(result, "servers") if _is_row(each) and each.get("name") == server]
+    if len(found) != 1 or found[0].get("verdict") not in WORDS:
+        return True
+    rows = [row for row in items(found[0], "drift") if not _is_row(row) or row.get("severity") != "note"]
+    mended = [row for row in rows if not _is_row(row) or not str(row.get("item")).startswith(_NOT_BY_RELAUNCH)]
+    return bool(mended) or (found[0]["verdict"] != "in_sync" and not rows)
 
 
 def drift_overview(results: t.Mapping[str, t.Any]) -> list[str]:

@@ -37,6 +37,7 @@ SETTINGS: dict[str, t.Any] = {
     "keep_mb": 0,
     "fresh_s": 0,
     "notify": "",
+    "notify_when": "",
     "arguments": [],
     "environment": {},
     "on_failure": [],
@@ -70,6 +71,7 @@ def test_the_command_of_a_control_node() -> None:
         target="lab",
         vault_password_file="/etc/cs/vault",
         notify="/usr/local/bin/tell --to 'the team'",
+        notify_when="always",
         keep_days=30,
         forks=50,
         arguments=["--keep-run"],
@@ -78,6 +80,7 @@ def test_the_command_of_a_control_node() -> None:
     for each in ("-i /a -i /b", "--limit gpu*", "-e target=lab", "--vault-password-file /etc/cs/vault"):
         assert each in text, text
     assert more[more.index("--notify") + 1] == "/usr/local/bin/tell --to 'the team'"
+    assert "--notify-when always" in text
     assert ("--keep-days 30" in text, "--forks 50" in text, more[-1]) == (True, True, "--keep-run")
     assert "--metrics" not in more and "--keep-mb" not in more
 

@@ -14,6 +14,7 @@ from ansible_collections.cleanslate.sglang.plugins.filter.drift import FilterMod
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inventory
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_accepted import acceptance_problems
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_table import (
+    calls_for_relaunch,
     drift_lines,
     drift_overview,
     drift_why,
@@ -111,6 +112,23 @@ def test_each_row_with_its_mark_its_values_and_its_place() -> None:
     assert len([line for line in lines if line.startswith("remedy: relaunch it (chat: flag:mem-fraction-static")]) == 1
 
 
+def test_notes_lines_and_what_could_not_be_seen() -> None:
+    rows = [
+        row("fingerprint", None, "none was kept", state="unknown", severity="note"),
+        row("unit_file", ["[Service]", "Nice=5"], ["[Service]", "x" * 300], severity="warning"),
+    ]
+    seen = result(*rows, servers=[{**result(*rows)["servers"][0], "running": None}])
+    seen["host"]["simulated"] = True
+    text = "\n".join(squeezed(drift_lines(seen, "gpu01")))
+    assert "chat: DRIFTED: whether it runs could not be seen, launch" in text, text
+    assert "2 GPUs (SIMULATED)" in text
+    assert "note chat fingerprint none was kept process" in text, text
+    assert "warning chat unit_file [Service],Nice=5 [Service]," in text, text
+    sentence = drift_why(seen, "gpu01")
+    assert sentence.startswith("gpu01 has drifted: chat: unit_file: wanted [Service],Nice=5, found [Service],xxx")
+    assert sentence.endswith("xxx...") and "fingerprint" not in sentence and len(sentence) < 250
+
+
 def test_what_a_host_says_drives_no_terminal() -> None:
     text = "\n".join(drift_lines(result(row("holder:7/\x1b[31mred\x07", "a\nb", "\x1b]0;x\x07"), server=None), "gpu01"))
     assert "\x1b" not in text and "\x07" not in text
@@ -135,6 +153,36 @@ def test_one_sentence() -> None:
     assert text.endswith("; and 2 more")
     unsure = drift_why(result(row("flags", None, "can't be read", state="unknown")), "gpu01")
     assert unsure == "gpu01 is unknown: chat: flags is unknown: can't be read"
+
+
+@pytest.mark.parametrize(
+    ("rows", "calls"),
+    [
+        ([], False),
+        ([row("model_config", "sha256:1", "sha256:2", severity="warning")], True),
+        ([row("engine", None, "told nothing", state="unknown", severity="warning")], True),
+        ([row("fingerprint", None, "none was kept", severity="note")], False),
+        ([row("user", "sglang", "root", state="accepted")], False),
+        ([row("waiver_expired:x", "until 2026-01-31", "it ended", state="expired_acceptance")], False),
+        ([row("holder:7/python", "nobody else", "holds GPU 0", server=None)], False),
+    ],
+)
+def test_what_calls_for_a_relaunch(rows: list[dict[str, t.Any]], calls: bool) -> None:
+    found = result(*rows)
+    # The module's word for the server alone; of notes and of the host there is none in it.
+    own = [each for each in rows if each["server"] and each["severity"] != "note" and each["state"] != "accepted"]
+    found["servers"][0]["verdict"] = "drifted" if own else "in_sync"
+    assert calls_for_relaunch(found, "chat") is calls
+    assert calls_for_relaunch(found, "another") is True
+
+
+def test_what_is_not_known_calls_for_a_relaunch() -> None:
+    nothing: list[t.Any] = [{}, None, {"failed": True, "msg": "Timed out"}, result(servers=[])]
+    for each in nothing:
+        assert calls_for_relaunch(each, "chat") is True
+    odd = result()
+    odd["servers"][0]["verdict"] = "drifted"  # without any row
+    assert calls_for_relaunch(odd, "chat") is True
 
 
 def test_a_fleet_leaves_nobody_out() -> None:
