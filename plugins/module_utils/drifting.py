@@ -34,14 +34,14 @@ from .decide.ports import program_of
 from .decide.workers import Workers, expected_workers, judge_workers, workers_of
 from .errors import CleanSlateError, UnknownDevice
 from .hosteyes import launch_secrets
-from .model import Process, ShmReading, to_json
+from .model import PortUse, Process, ShmReading, to_json
 from .observe.bounded import fetch_install, fetch_launched
 from .observe.fingerprint import fetch_model_print
 from .observe.launchfiles import LaunchFiles, fetch_launch_files, fetch_unit_files
 from .observe.look import LookOptions, look
 from .observe.memory import read_meminfo
 from .observe.ports import read_ports
-from .observe.procfs import age_s, read_boot_id, read_uptime_s
+from .observe.procfs import age_s, ancestors, read_boot_id, read_uptime_s
 from .observe.servers import LaunchedServer, same_network
 from .observe.shm import read_shm
 from .results import memory_rows, process_row, user_name
@@ -77,6 +77,8 @@ class DriftOptions:
     probe: bool = True
     health_deadline_s: float = http.HEALTH_DEADLINE_S
     info_deadline_s: float = http.INFO_DEADLINE_S
+    max_used_mib: int = MAX_USED_MIB
+    baselines: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
     today: t.Optional[datetime.date] = None
 
 
@@ -239,7 +241,7 @@ class _Check:
         taken = {one.leader.pid for one in found if isinstance(one, _Claimed) and one.leader is not None}
         for number, one in enumerate(found):
             if isinstance(one, _Claimed) and one.leader is None:
-                leader = self._by_port(one.wanted.all_flags["port"], taken)
+                leader = self._by_port(int(one.wanted.all_flags["port"]), taken)
                 if leader is not None:
                     taken.add(leader.pid)
                     found[number] = dataclasses.replace(one, leader=leader)
@@ -261,11 +263,25 @@ class _Check:
         again = not exact and record.unit is not None and self.snapshot.units.get(process.pid) == record.unit
         return _Claimed(raw, wanted, reading, process, exact or again, again, problems)
 
-    def _by_port(self, port: t.Any, taken: t.Collection[int]) -> t.Optional[Process]:
+    def _by_port(self, port: int, taken: t.Collection[int]) -> t.Optional[Process]:
+        """Whoever listens on it; else whoever was started for it."""
+        for use in self._listeners(port)[0] or ():
+            for pid in use.pids:
+                owner = next((one for one in (pid, *ancestors(pid, self.snapshot.processes)) if one in self.leaders), 0)
+                if owner and owner not in taken:
+                    return self.leaders[owner]
         for pid, leader in self.leaders.items():
-            if pid not in taken and str(_port_of(self._launched(leader)[0])) == str(port):
+            if pid not in taken and _port_of(self._launched(leader)[0]) == port:
                 return leader
         return None
+
+    def _listeners(self, port: int) -> tuple[t.Optional[tuple[PortUse, ...]], t.Optional[str]]:
+        """(who listens on a port, why that is not known)."""
+        called = fetch_bounded(lambda: read_ports(self.proc, [port]), HOST_DEADLINE_S)
+        if not called.ok or called.value is None:
+            return None, f"who listens on port {port} can't be read: {called.error or 'no answer'}"
+        uses = t.cast("tuple[PortUse, ...]", called.value)
+        return tuple(use for use in uses if use.state == "LISTEN"), None
 
     def _launched(self, leader: Process) -> tuple[LaunchedServer, t.Optional[str]]:
         if leader.pid not in self.launched:
@@ -292,8 +308,7 @@ class _Check:
             settings={name: raw[name] for name in SETTINGS if raw.get(name) is not None},
             start_s=float(raw.get("ready_deadline_s") or START_S),
         )
-        if wanted.all_flags["port"] is None:
-            raise CleanSlateError(f"{wanted.name}: port has no value")
+        _number({**wanted.all_flags, "name": wanted.name}, "port")  # it may stand among the flags as well
         return wanted, problems
 
     def _wanted_gpus(self, raw: Raw) -> tuple[t.Optional[tuple[str, ...]], tuple[tuple[str, str, str], ...]]:
@@ -461,13 +476,12 @@ class _Check:
         if leader is not None and same_network(leader.pid, self.proc) is not True:
             words = f"pid {leader.pid} has a network of its own (a container?): its port can't be seen from here"
             return _Port(problem=words)
-        called = fetch_bounded(lambda: read_ports(self.proc, [port]), HOST_DEADLINE_S)
-        if not called.ok or called.value is None:
-            return _Port(problem=f"who listens on port {port} can't be read: {called.error or 'no answer'}")
+        listeners, problem = self._listeners(port)
+        if listeners is None:
+            return _Port(problem=problem)
         tree: set[int] = set()
         if leader is not None:
             tree = {member.process.pid for member in tools.tree_of(leader, self.snapshot.processes)}
-        listeners = [use for use in called.value if use.state == "LISTEN"]
         if any(tree.intersection(use.pids) for use in listeners):
             return _Port(True)
         for use in listeners:
@@ -578,9 +592,9 @@ class _Check:
         return rows + judge_leftovers(t.cast(ShmReading, called.value))
 
     def _idle_memory(self) -> tuple[int, dict[str, int]]:
-        """What the servers' settings allow on a GPU that is called clean."""
+        """What the host's and the servers' settings allow on a GPU that is called clean."""
         limits = [raw["max_used_mib"] for raw in self.servers if isinstance(raw.get("max_used_mib"), int)]
-        baselines: dict[str, int] = {}
+        baselines = dict(self.options.baselines)
         for raw in self.servers:
             try:
                 found = baselines_of(raw.get("baselines_mib"))
@@ -588,7 +602,7 @@ class _Check:
                 continue  # nothing is added to what is allowed
             for name, value in found.items():
                 baselines[name] = max(value, baselines.get(name, 0))
-        return max([MAX_USED_MIB, *limits]), baselines
+        return max([self.options.max_used_mib, *limits]), baselines
 
 
 @dataclass(frozen=True)

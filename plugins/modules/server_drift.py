@@ -48,6 +48,16 @@ options:
     description: The major device number of the GPU nodes. Other values serve tests.
     type: int
     default: 195
+  max_used_mib:
+    description:
+      - How much of a GPU's memory, in MiB, may be in use without a holder that is seen. The servers' own
+        C(max_used_mib) and C(baselines_mib) count too.
+    type: int
+    default: 64
+  baselines:
+    description: What other programs are known to use on a GPU, in MiB, by index, UUID or bus id. It is added.
+    type: dict
+    default: {}
   probe:
     description: Whether servers are asked anything.
     type: bool
@@ -262,8 +272,9 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, baselines_of, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift import parse_acceptance
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift_host import MAX_USED_MIB
 from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
@@ -278,6 +289,8 @@ def argument_spec() -> dict[str, t.Any]:
         "secrets": {"type": "dict", "default": {}, "no_log": True},
         "state_dir": {"type": "path", "default": "/var/lib/cleanslate"},
         **{name: DEVICES[name] for name in ("expected_gpus", "nvml_deadline_s", "device_major")},
+        "max_used_mib": {"type": "int", "default": MAX_USED_MIB},
+        "baselines": {"type": "dict", "default": {}},
         "probe": {"type": "bool", "default": True},
         "health_deadline_s": {"type": "float", "default": 25},
         "info_deadline_s": {"type": "float", "default": 10},
@@ -324,6 +337,8 @@ def servers_from(params: Params) -> list[dict[str, t.Any]]:
 def options_from(params: Params) -> DriftOptions:
     """Raises CleanSlateError for what makes no sense."""
     check_seconds(params, "health_deadline_s", "info_deadline_s")
+    if params["max_used_mib"] < 0:
+        raise CleanSlateError(f"max_used_mib is {params['max_used_mib']}; it must be 0 or more")
     try:
         accepted = tuple(parse_acceptance(raw, number) for number, raw in enumerate(params["accepted"]))
     except ValueError as error:
@@ -339,6 +354,8 @@ def options_from(params: Params) -> DriftOptions:
         probe=params["probe"],
         health_deadline_s=params["health_deadline_s"],
         info_deadline_s=params["info_deadline_s"],
+        max_used_mib=params["max_used_mib"],
+        baselines=baselines_of(params["baselines"]),
         today=today,
     )
 

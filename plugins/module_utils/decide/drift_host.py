@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing as t
 from dataclasses import dataclass, field
 
-from ..model import Gpu, ShmReading
+from ..model import Gpu, Process, ShmReading
 from ..snapshot import GpuHolders, Snapshot
 from .drift import Row, unknown
 from .gpus import baseline_for
@@ -51,19 +52,19 @@ def judge_gpus(wanted: WantedHost, snapshot: Snapshot, ours: t.Collection[int]) 
 
 
 def _holders(snapshot: Snapshot, ours: t.Collection[int]) -> list[Row]:
-    found: dict[int, tuple[str, list[int]]] = {}
+    found: dict[int, tuple[t.Optional[Process], list[int]]] = {}
     for index, holders in sorted(snapshot.holders.items()):
         for holder in (*holders.holders, *holders.suspects):
             if holder.pid not in ours and holder.protected is None:
-                title = "?" if holder.process is None else program_of(holder.process)
-                found.setdefault(holder.pid, (title, []))[1].append(index)
+                found.setdefault(holder.pid, (holder.process, []))[1].append(index)
     remedy = "declare it in the inventory, accept it, or end it: gpu_evict with scope: gpu"
     rows = [
         Row(
-            None, f"holder:{pid}/{title}", "nobody but the declared servers",
-            f"holds GPU {', '.join(map(str, gpus))}", "host", "warning", remedy,
+            None, f"holder:{pid}/{_short(process)}", "nobody but the declared servers",
+            f"{'a process' if process is None else program_of(process)} holds GPU {', '.join(map(str, gpus))}",
+            "host", "warning", remedy,
         )  # fmt: skip
-        for pid, (title, gpus) in found.items()
+        for pid, (process, gpus) in found.items()
     ]
     why = []
     blind = [pid for pid in snapshot.scan.unreadable if not _shielded(pid, snapshot)]
@@ -74,6 +75,14 @@ def _holders(snapshot: Snapshot, ours: t.Collection[int]) -> list[Row]:
     if doubted:
         why.append(f"the driver's list of GPU {', '.join(doubted)} does not fit what the processes have mapped")
     return [*rows, *([unknown(None, "holders", "; ".join(why))] if why else [])]
+
+
+def _short(process: t.Optional[Process]) -> str:
+    """The program without its folders, for a pattern that accepts it whatever its pid is."""
+    if process is None:
+        return "?"
+    words = tuple(word if " " in word else os.path.basename(word) or word for word in process.argv)
+    return program_of(dataclasses.replace(process, argv=words))
 
 
 def _shielded(pid: int, snapshot: Snapshot) -> bool:

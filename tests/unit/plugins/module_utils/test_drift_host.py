@@ -27,7 +27,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.model import (
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.snapshot import GpuHolders, Snapshot
 
-PROCESS = Process(70, 5, 1, 70, 70, "S", "python3", ("python3", "train.py"), uid=1000)
+PROCESS = Process(70, 5, 1, 70, 70, "S", "python3", ("/opt/bin/python3", "/srv/train.py", "--key=sk-1"), uid=1000)
 
 
 def memory(used: int | None, **changes: t.Any) -> GpuMemory:
@@ -87,7 +87,7 @@ def test_a_host_without_gpus_is_asked_for_none() -> None:
 def test_a_holder_that_nobody_declared_and_one_that_is_ours() -> None:
     seen = snapshot(HELD, held=holders(HOLDER))
     (row,) = judge_gpus(WantedHost(1), seen, ())
-    assert (row.item, row.found) == ("holder:70/python3 train.py", "holds GPU 0")
+    assert (row.item, row.found) == ("holder:70/python3 train.py", "/opt/bin/python3 /srv/train.py holds GPU 0")
     assert judge_gpus(WantedHost(1), seen, {70}) == []
     protected = dataclasses.replace(HOLDER, protected="GPU service dcgm-exporter")
     assert judge_gpus(WantedHost(1), snapshot(HELD, held=holders(protected)), ()) == []

@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -174,7 +175,9 @@ class Api:
                 )
         finally:
             self.engine.end(request_id)
+        more = json.loads(Path(self.settings.more_info).read_text()) if self.settings.more_info else {}
         result: dict[str, Any] = {
+            **more,
             **vars(self.args),
             "status": "ready",
             **self.info,

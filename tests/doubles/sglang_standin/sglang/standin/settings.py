@@ -41,6 +41,7 @@ class Settings:
     devices: str = ""
     orphan: bool = False
     listeners: bool = True
+    more_info: str = ""
 
     @property
     def device_paths(self) -> tuple[str, ...]:

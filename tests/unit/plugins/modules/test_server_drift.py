@@ -1,0 +1,111 @@
+# Copyright (c) Clean Slate contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""server_drift's arguments; and the whole look where nothing, or nearly nothing, can be seen."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.cleanslate.sglang.plugins.module_utils import drifting
+from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
+from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
+from ansible_collections.cleanslate.sglang.plugins.modules import server_drift
+
+SERVER = {"name": "chat", "port": 30999, "flags": {"model_path": "/m"}, "device": "cpu"}
+
+
+def params(**changes: t.Any) -> dict[str, t.Any]:
+    given = {name: spec.get("default") for name, spec in server_drift.argument_spec().items()}
+    return {**given, "servers": [SERVER], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"servers": [{"port": 1}]}, "servers[0] has no name"),
+        ({"servers": [SERVER, {**SERVER, "port": 2}]}, "the name 'chat' is taken by servers[0]"),
+        ({"servers": [{**SERVER, "api_key": "sk-1"}]}, "give it by the option secrets"),
+        ({"secrets": {"chet": {}}}, "there is no server 'chet'"),
+        ({"secrets": {"chat": {"token": "x"}}}, "keys out of api_key"),
+        ({"health_deadline_s": 0}, "health_deadline_s is 0"),
+        ({"info_deadline_s": float("inf")}, "info_deadline_s is inf"),
+        ({"nvml_deadline_s": -1}, "nvml_deadline_s is -1"),
+        ({"max_used_mib": -1}, "max_used_mib is -1"),
+        ({"baselines": {"0": "much"}}, "must be a whole number of MiB"),
+        ({"today": "soon"}, "today is 'soon'"),
+        ({"accepted": [{"server": "*", "item": "gpus", "reason": "x", "until": "1"}]}, "accepted[0]: until is '1'"),
+    ],
+)
+def test_arguments_that_make_no_sense(changes: dict[str, t.Any], words: str) -> None:
+    with pytest.raises(CleanSlateError) as caught:
+        given = params(**changes)
+        server_drift.servers_from(given)
+        server_drift.options_from(given)
+    assert words in str(caught.value)
+    assert "sk-1" not in str(caught.value)
+
+
+def test_secrets_join_their_servers() -> None:
+    given = params(secrets={"chat": {"api_key": "sk-1", "secret_environment": {"A": "b"}}})
+    assert server_drift.servers_from(given) == [{**SERVER, "api_key": "sk-1", "secret_environment": {"A": "b"}}]
+
+
+def options(tmp_path: Path, **changes: t.Any) -> DriftOptions:
+    return DriftOptions(str(tmp_path), LookOptions(expected_gpus=0), **changes)
+
+
+def test_where_the_processes_cannot_be_read_nothing_is_in_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_options: LookOptions) -> t.NoReturn:
+        raise CleanSlateError("the processes below /proc can't be read: no answer within 30 s")
+
+    monkeypatch.setattr(drifting, "look", refuse)
+    found = check(options(tmp_path), [SERVER])
+    assert found["verdict"] == "unknown"
+    assert [(row["item"], row["state"]) for row in found["host"]["drift"]] == [("processes", "unknown")]
+    (server,) = found["servers"]
+    assert (server["verdict"], server["running"]) == ("unknown", None)
+    assert [(row["item"], row["state"]) for row in server["drift"]] == [("processes", "unknown")]
+
+
+def test_a_server_that_never_was_here(tmp_path: Path) -> None:
+    secret = {**SERVER, "api_key": "sk-Secret", "user": "sk-Secret"}
+    found = check(options(tmp_path), [secret])
+    (server,) = found["servers"]
+    assert [row["item"] for row in server["drift"]] == ["not_running"]
+    assert (server["verdict"], server["running"], server["launch_id"]) == ("drifted", False, None)
+    assert "sk-Secret" not in json.dumps(found)
+
+
+def test_a_host_without_servers_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    found = check(options(tmp_path), [])
+    assert found["servers"] == []
+    assert found["host"]["memory"]["total_mib"] > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flags": ["--tp", "2"]},
+        {"flags": {"model_path": None}},
+        {"flags": {"model_path": "/m", "api_key": "sk-1"}},
+        {"environment": "A=b"},
+        {"port": "many"},
+        {"port": 70000},
+        {"gpus": "0,1", "device": "gpu"},
+        {"name": "a/b"},
+    ],
+)
+def test_settings_that_make_no_sense_are_that_server_s_own_unknown(tmp_path: Path, changes: dict[str, t.Any]) -> None:
+    look = LookOptions(expected_gpus=0 if "gpus" not in changes else None)
+    found = check(DriftOptions(str(tmp_path), look), [{**SERVER, **changes}])
+    (server,) = found["servers"]
+    assert [(row["item"], row["state"]) for row in server["drift"]] == [("settings", "unknown")]
+    assert "sk-1" not in json.dumps(found)
