@@ -29,7 +29,13 @@ import typing as t
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import Redactor
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import (
+    MASK,
+    Redactor,
+    is_secret_flag,
+    is_secret_name,
+    is_secret_variable,
+)
 from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import run_bounded
 
 from . import drift_document, drift_history, drift_junit, drift_metrics, drift_notify
@@ -45,6 +51,8 @@ _WRAPPER = """- name: The check of the collection that this runner belongs to
   ansible.builtin.import_playbook: cleanslate.sglang.drift
 """
 _CONTROL_PATH_ROOM = 60  # a socket's path holds 107 bytes, of which ssh's own names take up to 45
+_SHORTEST_SECRET = 6  # what is shorter is part of too many words
+_ASSIGNED = re.compile(r"(?:--([A-Za-z][\w-]*)[ =]+|\b([A-Z][A-Z0-9_]+)=)([^\s\"'\\\\,;]+)")
 _SUBREAPER = 36
 _EXPECTED_RC = (0, 2, 4)
 
@@ -373,8 +381,9 @@ def last_error(output: str) -> str:
 
 def scrub(directory: Path) -> None:
     """A run's directory that is kept holds no secrets: ansible-runner writes its whole environment into it, and events
-    show what was asked."""
-    redactor = Redactor()
+    show what was asked. A value that stands under a secret's name anywhere is masked everywhere."""
+    kept: list[tuple[Path, str]] = []
+    found: set[str] = set()
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not path.is_file():
             continue
@@ -383,11 +392,39 @@ def scrub(directory: Path) -> None:
             path.unlink()
             continue
         raw = path.read_text(encoding="utf-8", errors="replace")
+        kept.append((path, raw))
         if path.suffix == ".json":
-            with contextlib.suppress(ValueError, RecursionError):
-                path.write_text(json.dumps(redactor.data(json.loads(raw))))
-                continue
-        path.write_text(redactor.text(raw))
+            found.update(_secrets_in(_parsed(raw)))
+    redactor = Redactor(found)
+    for path, raw in kept:
+        event = _parsed(raw) if path.suffix == ".json" else None
+        path.write_text(redactor.text(raw) if event is None else json.dumps(redactor.data(event)), encoding="utf-8")
+
+
+def _parsed(raw: str) -> t.Any:
+    """JSON, or None for what is none."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _secrets_in(value: t.Any, name: str = "") -> t.Iterator[str]:
+    """Values under a secret's name: of a mapping, behind an option, as an environment variable, in JSON within JSON."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _secrets_in(each, str(key))
+    elif isinstance(value, list):
+        for before, each in zip(["", *value], value):
+            yield from _secrets_in(each, before if isinstance(before, str) and before.startswith("--") else name)
+    elif isinstance(value, str):
+        if is_secret_name(name) and len(value) >= _SHORTEST_SECRET and value != MASK:
+            yield value
+        for option, variable, given in _ASSIGNED.findall(value):
+            if len(given) >= _SHORTEST_SECRET and (is_secret_flag(option) if option else is_secret_variable(variable)):
+                yield given
+        if value.startswith(("{", "[")):
+            yield from _secrets_in(_parsed(value))
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

@@ -300,7 +300,8 @@ def test_the_page_of_many_hosts_has_small_tiles_and_a_filter() -> None:
 
 def test_the_page_says_what_went_wrong_with_the_run() -> None:
     found = document(problems=("the inventory did not answer",))
-    found["notification"] = {"at": found["generated_at"], "command": "mail", "ok": False, "rc": 3, "problem": "status 3"}
+    at = found["generated_at"]
+    found["notification"] = {"at": at, "command": "mail", "ok": False, "rc": 3, "problem": "status 3"}
     text = page_of(found).text
     assert "No host was checked" in text and "The run could not do its work: the inventory did not answer" in text
     assert "Nobody was notified: mail: status 3" in text
