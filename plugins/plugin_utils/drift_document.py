@@ -92,7 +92,7 @@ def build(
     for name, old in before.items():
         seen = moment_of(old.get("checked_at")) or 0.0
         if name in hosts and _is_later(seen, hosts[name], run) and old["state"] == "answered":
-            hosts[name] = {**old, "in_this_run": False}
+            hosts[name] = {**old, "in_this_run": True}
         elif name not in hosts and run.limit is not None:
             hosts[name] = _kept(old, run, fresh_s)
     ordered = [hosts[name] for name in sorted(hosts)]

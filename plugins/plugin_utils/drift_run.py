@@ -306,7 +306,9 @@ class _Site:
             raise CheckError(f"the hosts can't be listed (exit status {done.rc}): {words}")
         names = listed_hosts(done.stdout)
         if not names:
-            raise CheckError(f"no host to check: {last_error(done.stderr) or 'the inventory and the limit name none'}")
+            where = ", ".join(self.options.inventory) or "Ansible's own inventory"
+            why = last_error(done.stderr) or "its hosts, the limit and the target have nothing in common"
+            raise CheckError(f"no host to check in {where}: {why}")
         return names
 
     def play(self, runner: t.Any, collector: Collector, signals: _Signals) -> tuple[str, t.Optional[int], list[str]]:

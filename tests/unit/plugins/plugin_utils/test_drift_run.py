@@ -156,13 +156,13 @@ def test_the_other_choices_of_when() -> None:
 
 def test_a_message_fits_a_pipe_and_says_what_was_left_out() -> None:
     rows = [row(f"env:X{number}", wanted="w" * 500, found={"x": "f" * 500}) for number in range(60)]
-    events = [ok(f"gpu{number:03d}", answer([server("chat", rows)])) for number in range(300)]
+    events = [ok(f"gpu{number:03d}", answer([server("chat", rows)])) for number in range(40)]
     found = document(*events, expected=[])
     raw = drift_notify.message(found, "/out")
     assert len(raw) <= 65536
     told = json.loads(raw)
     assert told["schema"] == drift_notify.SCHEMA and told["verdict"] == "drifted"
-    assert told["hosts"] and told["hosts_cut"] == 300 - len(told["hosts"])
+    assert told["hosts"] and told["hosts_cut"] == 40 - len(told["hosts"])
     assert (len(told["hosts"][0]["rows"]), told["hosts"][0]["rows_cut"]) == (20, 40)
     small = json.loads(drift_notify.message(drifted(), "/out"))
     assert [each["rows"][0]["item"] for each in small["hosts"]] == ["user"] and small["hosts_cut"] == 0
