@@ -143,13 +143,15 @@ options:
     default: 120
   soak_min_tokens_per_s:
     description:
-      - How many tokens per second all requests of the soak together must make. With less the proof fails.
+      - How many tokens per second all requests of the soak together must make. With less the soak is repeated twice,
+        with other prompts, since the first requests of a server are slow; then the proof fails.
       - If not specified, the rate is not judged.
     type: float
     version_added: 0.2.0
   soak_max_latency_s:
     description:
-      - How long, in seconds, an answer of the soak may take, by the median of all. With more the proof fails.
+      - How long, in seconds, an answer of the soak may take, by the median of all. With more it is as with
+        O(soak_min_tokens_per_s).
       - If not specified, the latency is not judged.
     type: float
     version_added: 0.2.0

@@ -22,6 +22,9 @@ from .running import FlagDifference, FlagsJudgement, RunningFlags, judge_flags
 from .soak import Soak, SoakWants, run_soak, together, too_slow
 
 _JOIN_S = 5.0
+# The first requests of a server compile kernels and fill caches: on one GPU the same configuration made 328 tokens/s
+# in its first seconds, and 890 in those of its next start. So one that seems too slow is asked again, twice.
+_SOAK_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -237,15 +240,23 @@ class _Proving:
 
     def run_soak(self) -> None:
         wants = self.wants.soak
-        soak = self.soak = run_soak(self.eyes.soak_request, wants, self.eyes.now, self.wants.ranks)
-        if soak.failed:
-            self.silence(
-                f"{soak.failed} of {soak.requests} requests of the soak failed: {soak.first_error}", soak.silent
-            )
-            return
-        slow = too_slow(soak, wants)
-        if slow is not None:
-            self.fail(slow)
+        slow: t.Optional[str] = None
+        for attempt in range(_SOAK_TRIES):
+            soak = self.soak = run_soak(self._asking(attempt * wants.requests), wants, self.eyes.now, self.wants.ranks)
+            if soak.failed:
+                self.silence(
+                    f"{soak.failed} of {soak.requests} requests of the soak failed: {soak.first_error}", soak.silent
+                )
+                return
+            before, slow = slow, too_slow(soak, wants)
+            if slow is None:
+                self.warnings += [f"at first {before}; asked again it was fast enough"] if before is not None else []
+                return
+        self.fail(f"{slow} (the last of {_SOAK_TRIES} times)")
+
+    def _asking(self, offset: int) -> t.Callable[[int, int, float], Response]:
+        """Requests whose prompts were not sent before, since a cache would answer those faster."""
+        return lambda index, tokens, deadline_s: self.eyes.soak_request(offset + index, tokens, deadline_s)
 
     def result(self) -> Proof:
         return Proof(

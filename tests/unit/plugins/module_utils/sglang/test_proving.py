@@ -264,11 +264,36 @@ def test_a_soak_that_fails_is_a_failure_and_a_silent_one_hung() -> None:
 
 def test_a_soak_slower_than_demanded_is_a_failure_and_not_hung() -> None:
     soak = SoakWants(requests=2, concurrency=1, min_tokens_per_s=1e12)
-    proof = proved(Host(), soak=soak)
+    host = Host()
+    proof = proved(host, soak=soak)
     assert "the soak is too slow" in str(proof.problem)
     assert proof.hung is False
+    assert host.asked.count("soak") == 6, "a cold server is asked again before it is called slow"
     silent = proved(Host(soak_answer=SILENT), soak=soak)
     assert "too slow" not in " ".join(silent.problems)
+
+
+def test_a_cold_server_is_asked_again_with_other_prompts() -> None:
+    class Warming(Host):
+        """Its first answers take a second each, the later ones a tenth."""
+
+        indices: list[int] = []
+        clock = 0.0
+
+        def now(self) -> float:
+            return self.clock
+
+        def soak_request(self, index: int, tokens: int, deadline_s: float) -> Response:
+            self.indices = [*self.indices, index]
+            self.clock += 1.0 if len(self.indices) <= 2 else 0.1
+            return self.soak_answer
+
+    host = Warming()
+    proof = proved(host, soak=SoakWants(requests=2, concurrency=1, min_tokens_per_s=20.0))
+    assert proof.problems == ()
+    assert host.indices == [0, 1, 2, 3]
+    assert "at first the soak is too slow: 4 tokens/s" in proof.warnings[-1]
+    assert proof.soak is not None and proof.soak.tokens_per_s == 40.0
 
 
 def test_a_rank_that_dies_in_the_soak_is_seen() -> None:
