@@ -10,7 +10,9 @@ shared memory, also while the schedulers hang, and no scheduler learns of it. Be
 from __future__ import annotations
 
 import os
+import time
 import typing as t
+from dataclasses import dataclass
 
 from ..errors import CleanSlateError
 from ..sglang import http
@@ -27,6 +29,8 @@ LOADS_SINCE = (0, 5, 13)
 LOADS_DEADLINE_S = 2.0
 LOADS_PATH = "/v1/loads"
 READ_DEADLINE_S = 5.0
+REST_TRIES = 4
+REST_PAUSE_S = 0.5
 _CONFIG_LIMIT = 1 << 20
 _COUNTS = ("num_running_reqs", "num_waiting_reqs")
 
@@ -52,13 +56,19 @@ def count_connections(port: int, network_of: t.Optional[int] = None, proc: str =
     return total
 
 
-def count_loads(endpoint: http.Endpoint, deadline_s: float = LOADS_DEADLINE_S) -> t.Union[int, str]:
-    """Requests that run or wait, over all ranks, by /v1/loads; a text says why that is not known."""
-    return loads_of(http.request(endpoint, "GET", LOADS_PATH, deadline_s))
+@dataclass(frozen=True)
+class Loads:
+    """What /v1/loads told. ``total``: requests that run or wait; of each rank ``looks``: when its scheduler last said
+    so, by its own clock, and ``tokens``: how many tokens are in use. None: not told.
+    """
+
+    total: int
+    looks: tuple[t.Optional[float], ...] = ()
+    tokens: tuple[t.Optional[int], ...] = ()
 
 
-def loads_of(answer: http.Response) -> t.Union[int, str]:
-    """Requests that run or wait by an answer of /v1/loads; a text says why that is not known."""
+def loads_of(answer: http.Response) -> t.Union[Loads, str]:
+    """An answer of /v1/loads, over all ranks; a text says why it tells nothing."""
     if not answer.ok:
         return answer.error or f"/v1/loads says HTTP {answer.status}"
     data = answer.json()
@@ -71,7 +81,54 @@ def loads_of(answer: http.Response) -> t.Union[int, str]:
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             return "/v1/loads does not count the requests"
         total += sum(t.cast("list[int]", counts))
-    return total
+    looks = [row.get("timestamp") for row in rows]
+    tokens = [row.get("num_used_tokens") for row in rows]
+    return Loads(
+        total,
+        tuple(float(look) if isinstance(look, (int, float)) else None for look in looks),
+        tuple(number if isinstance(number, int) else None for number in tokens),
+    )
+
+
+def at_rest(before: t.Optional[Loads], now: Loads) -> bool:
+    """Whether no requests really means none. A scheduler says how many it has after it has worked on them, and leaves
+    out one whose prompt it still reads: while it does, it is silent, or the tokens in use change."""
+    if now.total or before is None or len(before.looks) != len(now.looks):
+        return False
+    silent = any(look is not None and look == earlier for earlier, look in zip(before.looks, now.looks))
+    return not silent and before.tokens == now.tokens
+
+
+class LoadsWatch:
+    """Counts a server's requests by /v1/loads, again and again, and takes no old word for an idle server."""
+
+    def __init__(self, ask: t.Callable[[], http.Response], sleep: t.Callable[[float], None] = time.sleep) -> None:
+        self._ask = ask
+        self._sleep = sleep
+        self._before: t.Optional[Loads] = None
+
+    def start(self) -> str:
+        """Ask once, so that there is something to compare with; why nothing was told, or an empty text."""
+        seen = loads_of(self._ask())
+        if isinstance(seen, str):
+            return seen
+        self._before = seen
+        return ""
+
+    def count(self) -> t.Union[int, str]:
+        """How many; at least one where none are told and it can't be said that the server rests. A text: not known."""
+        for attempt in range(REST_TRIES):
+            if attempt:
+                self._sleep(REST_PAUSE_S)
+            seen = loads_of(self._ask())
+            if isinstance(seen, str):
+                return seen
+            before, self._before = self._before, seen
+            if seen.total:
+                return seen.total
+            if at_rest(before, seen):
+                return 0
+        return 1
 
 
 def loads_endpoint(
@@ -126,6 +183,7 @@ class Counter:
         self.proc = proc
         self.pid: t.Optional[int] = leader.process.pid if leader.same_network is not True else None
         self.endpoint: t.Optional[http.Endpoint] = None
+        self._watch: t.Optional[LoadsWatch] = None
         self.note = "" if wanted == "connections" else self._choose_loads(leader, family, config)
 
     def _choose_loads(self, leader: Leader, family: t.Collection[int], config: t.Optional[str]) -> str:
@@ -135,10 +193,11 @@ class Counter:
             return str(error)
         if isinstance(found, str):
             return found
-        first = count_loads(found)
-        if isinstance(first, str):
-            return first
-        self.endpoint = found
+        watch = LoadsWatch(lambda: http.request(found, "GET", LOADS_PATH, LOADS_DEADLINE_S))
+        problem = watch.start()
+        if problem:
+            return problem
+        self.endpoint, self._watch = found, watch
         return ""
 
     @property
@@ -147,7 +206,7 @@ class Counter:
 
     def count(self) -> t.Optional[int]:
         """How many requests are in flight now; None: not known."""
-        if self.endpoint is None:
+        if self._watch is None:
             return count_connections(self.port, self.pid, self.proc)
-        seen = count_loads(self.endpoint)
+        seen = self._watch.count()
         return seen if isinstance(seen, int) else None

@@ -15,7 +15,7 @@ import typing as t
 from ..sglang import http
 from ..sglang.install import version_tuple
 from ..sglang.router import Access, Ask, ask
-from .inflight import LOADS_DEADLINE_S, LOADS_PATH, LOADS_SINCE, loads_of
+from .inflight import LOADS_DEADLINE_S, LOADS_PATH, LOADS_SINCE, LoadsWatch
 
 _INFO_PATHS = ("/server_info", "/get_server_info")  # the first since 0.5.6
 _TRIES = 3
@@ -24,7 +24,7 @@ _PAUSE_S = 0.5
 
 class WorkerCounter:
     """Counts one worker's requests by its own word. ``gone``: nobody accepts connections there any more; ``last``: the
-    last number that was told."""
+    last number that was told; ``problem``: why none is told."""
 
     source = "loads"
 
@@ -36,23 +36,34 @@ class WorkerCounter:
         self.problem = ""
         self._ask = ask
         self._sleep = sleep
+        self._watch = LoadsWatch(self._loads, sleep)
 
-    def count(self) -> t.Optional[int]:
-        """How many requests run or wait; None: it could not be told, ``problem`` says why. A busy server may be late
-        once; it is asked again."""
+    def _loads(self) -> http.Response:
+        """A busy server may be late once; it is asked again."""
+        answer = http.Response(None, b"", 0.0, "not asked")
         for attempt in range(_TRIES):
             if attempt:
                 self._sleep(_PAUSE_S)
             answer = self._ask(self.access, "GET", LOADS_PATH, LOADS_DEADLINE_S, None)
-            if answer.kind == "refused":
-                self.gone = True
-                return 0
-            seen = loads_of(answer)
-            if isinstance(seen, int):
-                self.gone, self.last, self.problem = False, seen, ""
-                return seen
+            self.gone = answer.kind == "refused"
+            if answer.ok or self.gone:
+                break
+        return answer
+
+    def start(self) -> str:
+        """Ask for the first time; why its requests can't be told, or an empty text."""
+        return self._watch.start()
+
+    def count(self) -> t.Optional[int]:
+        """How many requests run or wait; None: it could not be told."""
+        seen = self._watch.count()
+        if self.gone:
+            return 0
+        if isinstance(seen, str):
             self.problem = seen
-        return None
+            return None
+        self.last = seen
+        return seen
 
 
 def counter_of(
@@ -72,9 +83,7 @@ def counter_of(
     known = version_tuple(version)
     if known is None or known < LOADS_SINCE:
         return f"its version is {version or 'not known'}, and /v1/loads can be asked without harm since 0.5.13"
-    if counter.count() is None:
-        return counter.problem
-    return counter
+    return counter.start() or counter
 
 
 def _version(access: Access, ask: Ask) -> tuple[t.Optional[str], str]:

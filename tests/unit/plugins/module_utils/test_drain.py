@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import typing as t
 
 import pytest
@@ -113,12 +114,59 @@ def test_it_is_climbed_where_somebody_said_so(wish: DrainWish, waits: bool) -> N
         (b"nonsense", "names no rank"),
     ],
 )
-def test_loads(monkeypatch: pytest.MonkeyPatch, body: bytes, found: t.Union[int, str]) -> None:
-    monkeypatch.setattr(http, "request", lambda *_words: http.Response(200, body, 0.1))
-    seen = inflight.count_loads(http.Endpoint("127.0.0.1", 1))
-    assert seen == found if isinstance(found, int) else found in str(seen)
+def test_loads(body: bytes, found: t.Union[int, str]) -> None:
+    seen = inflight.loads_of(http.Response(200, body, 0.1))
+    assert seen == inflight.Loads(found, (None, None), (None, None)) if isinstance(found, int) else found in str(seen)
 
 
-def test_loads_that_are_refused_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "request", lambda *_words: http.Response(401, b"", 0.1))
-    assert inflight.count_loads(http.Endpoint("127.0.0.1", 1)) == "/v1/loads says HTTP 401"
+def test_loads_that_are_refused_say_so() -> None:
+    assert inflight.loads_of(http.Response(401, b"", 0.1)) == "/v1/loads says HTTP 401"
+
+
+Look = tuple[int, float, int]  # requests, when the scheduler said so, tokens in use
+
+
+def watch(*looks: Look) -> tuple[inflight.LoadsWatch, list[Look]]:
+    """A watch over a server that tells these, one after another."""
+    left = list(looks)
+
+    def ask() -> http.Response:
+        requests, when, tokens = left.pop(0)
+        row = {"num_running_reqs": requests, "num_waiting_reqs": 0, "timestamp": when, "num_used_tokens": tokens}
+        return http.Response(200, json.dumps({"loads": [row]}).encode(), 0.1)
+
+    found = inflight.LoadsWatch(ask, lambda _seconds: None)
+    assert found.start() == ""
+    return found, left
+
+
+@pytest.mark.parametrize(
+    ("looks", "counted"),
+    [
+        ([(0, 1.0, 0), (0, 2.0, 0)], 0),
+        ([(3, 1.0, 90), (2, 2.0, 60)], 2),
+        # Its scheduler is silent: it reads a prompt, or hangs.
+        ([(0, 1.0, 0)] * 5, 1),
+        # A long prompt, read in parts: fresh words each time, no request, and tokens that grow.
+        ([(0, 1.0, 0), (0, 2.0, 2048), (0, 3.0, 4096), (0, 4.0, 6144), (0, 5.0, 8192)], 1),
+        ([(0, 1.0, 0), (0, 2.0, 2048), (1, 3.0, 2050)], 1),
+        # What was true a moment later.
+        ([(1, 1.0, 40), (0, 2.0, 0), (0, 3.0, 0)], 0),
+        ([(0, 1.0, 0), (0, 1.0, 0), (0, 2.0, 0)], 0),
+        # Tokens that stay in use, of a session or a cache, are no request.
+        ([(0, 1.0, 500), (0, 2.0, 500)], 0),
+    ],
+)
+def test_no_requests_are_believed_of_a_server_that_rests(looks: list[Look], counted: int) -> None:
+    found, left = watch(*looks)
+    assert found.count() == counted and left == []
+
+
+def test_each_rank_has_to_rest() -> None:
+    def loads(*when: float) -> inflight.Loads:
+        return inflight.Loads(0, when, (0,) * len(when))
+
+    assert inflight.at_rest(loads(1, 1), loads(2, 2))
+    assert not inflight.at_rest(loads(1, 1), loads(2, 1))
+    assert not inflight.at_rest(loads(1), loads(2, 2)) and not inflight.at_rest(None, loads(2))
+    assert inflight.at_rest(inflight.Loads(0, (None,), (None,)), inflight.Loads(0, (None,), (None,)))
