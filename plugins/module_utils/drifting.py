@@ -51,6 +51,7 @@ from .sglang import servers as tools
 from .sglang.cmdline import launched_flags
 from .sglang.configfile import read_config
 from .sglang.kept import print_of
+from .sglang.options import OptionTable
 from .sglang.record import Reading, Record, read_record, recorded_process
 from .sglang.redact import Redactor, is_secret_flag, is_secret_variable
 from .snapshot import Snapshot
@@ -271,7 +272,9 @@ class _Check:
                 if owner and owner not in taken:
                     return self.leaders[owner]
         for pid, leader in self.leaders.items():
-            if pid not in taken and _port_of(self._launched(leader)[0]) == port:
+            if pid in taken or same_network(pid, self.proc) is False:
+                continue  # one with a network of its own has ports of its own
+            if _port_of(self._launched(leader)[0]) == port:
                 return leader
         return None
 
@@ -338,8 +341,9 @@ class _Check:
         wanted, record, leader = claimed.wanted, claimed.record, claimed.leader
         unseen = list(claimed.problems)
         launched, problem = (None, None) if leader is None else self._launched(leader)
-        options = None if launched is None else launched.options
         files = None if record is None else fetch_launch_files(self.options.state_dir, record)
+        installed = _Installed() if record is None else _installed(record, files)
+        options = installed.options if launched is None else launched.options
         if record is not None and files is not None:
             given = () if files.request is None else files.request.secret_environment
             self.secrets.add_environment(files.environment, given)
@@ -356,7 +360,7 @@ class _Check:
         may_ask = port.listens is True and first_node and (workers is None or workers.problem is None)
         health, info, info_problem = self._asked(claimed, launched, own_port, may_ask)
         self.secrets.add_flags(info)
-        prints = self._prints(claimed, files, info)
+        prints = self._prints(claimed, files, installed, info)
         if leader is not None:
             self.ours.update(member.process.pid for member in tools.tree_of(leader, self.snapshot.processes))
         seen = SeenServer(
@@ -403,7 +407,9 @@ class _Check:
         age = age_s(leader, self.uptime_s)
         return None if age is None else time.time() - age
 
-    def _file_place(self, record: Record, files: LaunchFiles, options: t.Any) -> t.Optional[Place]:
+    def _file_place(
+        self, record: Record, files: LaunchFiles, options: t.Optional[OptionTable]
+    ) -> t.Optional[Place]:
         if files.missing:
             return None  # that they are gone is the finding
         return Place(
@@ -418,7 +424,8 @@ class _Check:
     def _place(
         self, leader: Process, launched: LaunchedServer, problem: t.Optional[str], began: t.Optional[float]
     ) -> Place:
-        environment = launched.environment
+        # A leader whose first thread has ended shows neither command line nor environment.
+        environment = None if launched.flags is None and not launched.environment else launched.environment
         gpus: t.Optional[tuple[str, ...]] = None
         gpus_problem = None
         visible = None if environment is None else environment.get("CUDA_VISIBLE_DEVICES")
@@ -545,7 +552,9 @@ class _Check:
             problem=found.problem,
         )
 
-    def _prints(self, claimed: _Claimed, files: t.Optional[LaunchFiles], info: t.Optional[Json]) -> Prints:
+    def _prints(
+        self, claimed: _Claimed, files: t.Optional[LaunchFiles], installed: _Installed, info: t.Optional[Json]
+    ) -> Prints:
         """The host as it was at the launch and as it is now, beside the flags."""
         record = claimed.record
         version = None if info is None or not isinstance(info.get("version"), str) else str(info["version"])
@@ -560,17 +569,18 @@ class _Check:
             if self.options.look.expected_gpus is None:
                 now["gpu_count"] = len(reading.gpus)
         flags = {flag_tools.canonical(name): value for name, value in record.flags.items()}
-        environment = record.environment if files is None or files.environment is None else files.environment
         model, revision = flags.get("model-path"), flags.get("revision")
         found = fetch_model_print(
-            None if model is None else str(model), environment, None if revision is None else str(revision)
+            None if model is None else str(model),
+            _environment(record, files),
+            None if revision is None else str(revision),
         )
         now.update({"model_config": found.config, "model_index": found.index})
         if found.problem is not None:
             problems.update(dict.fromkeys(("model_config", "model_index"), found.problem))
-        now["sglang_version"], problem = _installed(record, environment)
-        if problem is not None:
-            problems["sglang_version"] = problem
+        now["sglang_version"] = installed.version
+        if installed.problem is not None:
+            problems["sglang_version"] = installed.problem
         return Prints(_then(record, files), now, problems, version)
 
     # --- the host -----------------------------------------------------------------------------------------------------
@@ -683,16 +693,28 @@ def _then(record: Record, files: t.Optional[LaunchFiles]) -> t.Optional[Json]:
     return None if version is None else {"sglang_version": version}
 
 
-def _installed(
-    record: Record, environment: t.Mapping[str, str]
-) -> tuple[t.Optional[str], t.Optional[str]]:
-    """The version of the SGLang that a start would take now, and why it is not known."""
+def _environment(record: Record, files: t.Optional[LaunchFiles]) -> t.Mapping[str, str]:
+    """Of the launch: its file has the whole, its record all but the secrets."""
+    return record.environment if files is None or files.environment is None else files.environment
+
+
+@dataclass(frozen=True)
+class _Installed:
+    """The SGLang that a start would take now. ``problem``: why its version is not known."""
+
+    version: t.Optional[str] = None
+    options: t.Optional[OptionTable] = None
+    problem: t.Optional[str] = None
+
+
+def _installed(record: Record, files: t.Optional[LaunchFiles]) -> _Installed:
     if record.python is None:
-        return None, None
+        return _Installed()
     try:
-        install = fetch_install(record.python, environment.get("PYTHONPATH", ""))[0]
+        install, options = fetch_install(record.python, _environment(record, files).get("PYTHONPATH", ""))
     except CleanSlateError as error:
-        return None, str(error)
+        return _Installed(problem=str(error))
     if install is None or install.version is None:
-        return None, f"{record.python}: no SGLang is found for it, or not which version it is"
-    return install.version, None
+        words = f"{record.python}: no SGLang is found for it, or not which version it is"
+        return _Installed(options=options, problem=words)
+    return _Installed(install.version, options)

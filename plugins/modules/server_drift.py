@@ -7,12 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: server_drift
-version_added: 0.1.0
+version_added: 0.2.0
 short_description: Compare what runs on a host with what the inventory says
 description:
   - Compares each server's settings with its launch's files, its leader's command line and environment and what SGLang
     itself resolved, and the host with what it should be. Nothing is changed, and drift is no failure but a result.
-  - A server is asked C(/health) once, and C(/server_info) only after its 200. Nothing is generated.
+  - A server is asked C(/health) once, and C(/server_info) only after its 200, when its port is proved to be its own and
+    all of its processes run. Nothing is generated.
+  - Each difference is one row, however many places show it. What can't be seen is a row that is V(unknown).
+  - Run it as root. Without the right to look into the servers' processes much is V(unknown).
 author:
   - Clean Slate contributors (@cleanslate)
 extends_documentation_fragment:
@@ -24,6 +27,10 @@ options:
     description:
       - The inventory's servers with all of their settings but the secrets, which are refused here, since a module's
         arguments are logged on the host.
+      - C(name) is needed. Of the others C(flags), C(host), C(port), C(device), C(gpus), C(python), C(user),
+        C(environment), the settings of the unit and C(waivers) are compared, and C(ready_deadline_s),
+        C(max_used_mib) and C(baselines_mib) are used. Other keys are passed over.
+      - An entry that makes no sense is V(unknown), and hides no other.
     type: list
     elements: dict
     default: []
@@ -59,7 +66,9 @@ options:
     type: dict
     default: {}
   probe:
-    description: Whether servers are asked anything.
+    description:
+      - Whether servers are asked C(/health), and after its 200 C(/server_info). Without it a scheduler that is busy for
+        ever is not found, and what SGLang itself resolved is not compared.
     type: bool
     default: true
   health_deadline_s:
@@ -71,7 +80,7 @@ options:
     type: float
     default: 10
   accepted:
-    description: Drift that is accepted.
+    description: Drift that is accepted, each with a reason and an end. What is unknown is never accepted.
     type: list
     elements: dict
     default: []
@@ -138,7 +147,7 @@ servers:
       type: str
       sample: drifted
     running:
-      description: Whether its leader runs.
+      description: Whether its leader runs. V(null) if that is not known.
       type: bool
       sample: true
     pid:
@@ -254,6 +263,10 @@ host:
       description: The driver's version. V(null) if the driver does not answer.
       type: str
       sample: 580.95.05
+    simulated:
+      description: Whether the driver is a test double.
+      type: bool
+      sample: false
     memory:
       description: The host's memory.
       type: dict

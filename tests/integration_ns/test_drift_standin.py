@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.harness.modules import module_argv, module_env, parse_result
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
@@ -304,3 +305,42 @@ def test_without_the_right_to_look_into_processes_all_is_unknown(site: Site) -> 
         ("port", "unknown"),
     ], found
     assert found["servers"][0]["health"] is None
+
+
+def test_a_leader_that_shows_no_command_line_is_neither_gone_nor_drifted(site: Site) -> None:
+    """Its first thread has ended, others live on: such a process shows nothing of itself, and holds what it held."""
+    fixture = ROOT / "tests" / "fixtures" / "zombie_leader.py"
+    zombie = site.ns.popen([sys.executable, str(fixture), "/dev/null"], detached=True)
+    wait_for("the zombie", lambda: not site.ns.cmdline(zombie.pid), 10)
+    site.killed()
+    site.clear_shm()
+    site.change(site.record, pid=zombie.pid, start_ticks=site.ns.start_ticks(zombie.pid))
+    found = site.check()
+    assert found["servers"][0]["running"] is True
+    states = {(row["item"], row["state"]) for row in rows(found)}
+    assert {("command_line", "unknown"), ("environment", "unknown")} <= states, found
+    assert "not_running" not in dict(states)
+    assert not [item for item, _state in states if item.startswith(("flag:", "env:"))], found
+
+
+def test_a_server_with_a_network_of_its_own_is_another_one(site: Site) -> None:
+    """As in a container: its port is not this host's."""
+    site.killed()
+    site.clear_shm()
+    words = [sys.executable, "-m", "sglang.launch_server", "--model", str(site.model), "--port", str(PORT)]
+    other = site.ns.popen(["unshare", "--net", *words], site.settings["environment"], detached=True, output=site.log)
+    wait_for("it", lambda: "sglang.launch_server" in site.ns.cmdline(other.pid), 10)
+    drifted(site, "not_running")
+
+
+def test_two_servers_that_have_changed_their_ports(site: Site) -> None:
+    """The inventory gives the one's port to the other: nobody is taken for somebody else."""
+    found = site.check_all(
+        [
+            {**site.settings, "name": "new", "gpus": []},
+            {**site.settings, "port": PORT + 1},
+        ]
+    )
+    assert sorted(named(found)) == [("main", "flag:port"), ("new", "not_ours")], found
+    (new, main) = found["servers"]
+    assert (new["running"], main["pid"], main["health"]) == (False, site.pid, "ok")

@@ -162,12 +162,6 @@ def verdict_of(rows: t.Iterable[Row]) -> str:
     return "unknown" if "unknown" in states else "in_sync"
 
 
-def join_verdicts(verdicts: t.Iterable[str]) -> str:
-    """One word for several."""
-    found = set(verdicts)
-    return next((word for word in ("drifted", "unknown") if word in found), "in_sync")
-
-
 def parse_acceptance(raw: t.Mapping[str, t.Any], number: int) -> Acceptance:
     """From the inventory. Raises ValueError that says what is wrong with which one."""
     where = f"accepted[{number}]"

@@ -16,7 +16,6 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift imp
     Row,
     accept,
     expired_waivers,
-    join_verdicts,
     lost,
     merge,
     parse_acceptance,
@@ -70,9 +69,10 @@ def test_an_acceptance_needs_a_reason_an_end_and_a_subject(raw: dict[str, str], 
 
 
 def test_drifted_outranks_unknown_and_unknown_in_sync() -> None:
-    assert join_verdicts(["in_sync", "unknown", "drifted"]) == "drifted"
-    assert join_verdicts(["in_sync", "unknown"]) == "unknown"
-    assert join_verdicts([]) == "in_sync"
+    hidden = dataclasses.replace(ROW, state="unknown")
+    assert verdict_of([hidden, ROW]) == "drifted"
+    assert verdict_of([hidden]) == "unknown"
+    assert verdict_of([dataclasses.replace(ROW, severity="note")]) == verdict_of([]) == "in_sync"
 
 
 def test_an_acceptance_of_a_server_that_is_not_there_is_a_note_and_covers_nothing() -> None:
