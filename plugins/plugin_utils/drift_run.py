@@ -228,7 +228,7 @@ def _check(options: Options, store: Store, run_id: str, signals: _Signals) -> Ou
                     expected = site.hosts()
                 status, rc, problems = site.play(runner, collector, signals)
             finally:
-                _end_children(str(directory))
+                _end_children(str(directory), signals.children_before)
                 if options.keep_run:
                     scrub(directory)
     except Interrupted as error:
@@ -550,6 +550,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.got: t.Optional[int] = None
+        self.children_before = frozenset(_children())
         self._raising = False
         self._before: dict[int, t.Any] = {}
 
@@ -608,12 +609,13 @@ def _become_reaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def _end_children(ours: str, deadline_s: float = 5.0) -> None:
+def _end_children(ours: str, spared: t.Collection[int], deadline_s: float = 5.0) -> None:
     """End what ansible-playbook left running. Only our own unreaped children are signalled, so no pid can mean somebody
-    else; an ssh master that serves other runs too (its path is not below ``ours``) stays."""
+    else. Who was there before (a shell may have started something, and become us) is spared, and so is an ssh master
+    that serves other runs too: its path is not below ``ours``."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
-        left = [pid for pid in _children() if not _serves_others(pid, ours)]
+        left = [pid for pid in _children() if pid not in spared and not _serves_others(pid, ours)]
         if not left:
             return
         for pid in left:

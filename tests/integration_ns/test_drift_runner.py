@@ -42,7 +42,6 @@ def hook(fleet: DriftFleet, body: str) -> str:
     return str(path)
 
 
-@pytest.mark.promise
 def test_from_in_sync_to_drifted_to_gone_and_back(fleet: DriftFleet) -> None:
     fleet.hosts["gpu02"] = IN_SYNC
     told = fleet.directory / "told"
@@ -237,6 +236,16 @@ def test_a_notification_that_hangs_is_ended(fleet: DriftFleet) -> None:
     done = fleet.run("--notify", "/no/such/command")
     assert done.rc == 10 and "/no/such/command: No such file" in done.stderr, done
     nobody_left(fleet)
+
+
+def test_who_was_there_before_is_no_child_of_the_run(fleet: DriftFleet) -> None:
+    """A shell that starts something and becomes the runner: that is its child as well."""
+    pid = fleet.directory / "bystander"
+    words = " ".join(fleet.argv())
+    script = f"sleep 1000 >/dev/null 2>&1 & echo $! > {pid}; exec {words}"
+    done = fleet.ns.run(["sh", "-c", script], 120, fleet.environment(), cwd=fleet.directory)
+    assert done.rc == 0, done
+    assert int(pid.read_text()) in fleet.ns.pids()
 
 
 def test_reports_that_can_t_be_written_are_no_success(fleet: DriftFleet) -> None:

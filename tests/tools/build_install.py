@@ -46,6 +46,8 @@ def main() -> int:
             return 1
         run(["ansible-galaxy", "collection", "install", "--offline", "-p", str(installed), str(archive)], scratch, env)
         run(["ansible-galaxy", "collection", "verify", "--offline", "cleanslate.sglang"], scratch, env)
+        runner = installed / "ansible_collections" / "cleanslate" / "sglang" / "scripts" / "drift.py"
+        run([sys.executable, str(runner), "--help"], scratch, env)
         for playbook in sorted((ROOT / "playbooks").glob("*.yml")):
             full_name = f"cleanslate.sglang.{playbook.stem}"
             run(["ansible-playbook", "--syntax-check", "-i", "localhost,", full_name], scratch, env)
