@@ -21,14 +21,16 @@ def inventory_problems(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], 
     unreadable: Problems = []
     containers = {}
     for host in hosts:
-        names = [str(name) for name in hostvars[host]]
+        # Once: each hostvars[...] gathers all variables of the host anew.
+        variables = hostvars[host]
+        names = [str(name) for name in variables]
         values = {}
         before = len(unreadable)
         for name in names:
             if not name.startswith("sglang_"):
                 continue
             try:
-                values[name] = plain_value(hostvars[host][name])
+                values[name] = plain_value(variables[name])
             except (AnsibleError, TemplateError) as error:
                 unreadable.append(f"{host}: {name}: {_cause(error)}")
         # A host with an unreadable variable would be said to lack it.

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Fault, Gpu
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
 from ansible_collections.cleanslate.sglang.tests.harness.standin import start_standin
 from ansible_collections.cleanslate.sglang.tests.integration_ns.playbook_host import PlaybookHost
 
-pytestmark = pytest.mark.ns
+pytestmark = [pytest.mark.ns, pytest.mark.timeout(600)]
 
 KEY = "sk-Drift-Secret-77b1"
 TOKEN = "hf_Drift_Secret_c2d9"
@@ -98,7 +99,6 @@ def test_in_sync_drifted_accepted_expired_gone(host: PlaybookHost, ns: Namespace
     assert ["CRITICAL", "demo", "not_running"] in marked(table_of(run)), table_of(run)
 
 
-@pytest.mark.timeout(600)
 def test_back_in_sync_after_a_start_by_hand(host: PlaybookHost, ns: Namespace) -> None:
     """With other flags, by a prefix. A relaunch of what has changed mends it, and then leaves it alone."""
     host.run("relaunch.yml").check()
@@ -117,7 +117,6 @@ def test_back_in_sync_after_a_start_by_hand(host: PlaybookHost, ns: Namespace) -
     assert host.record("demo")["pid"] == pid
 
 
-@pytest.mark.timeout(600)
 def test_what_only_the_check_sees_is_relaunched_where_it_drifted(host: PlaybookHost) -> None:
     """The model's configuration is none of ours: `changed` leaves the server alone, `drifted` does not."""
     (host.directory / "model").mkdir(exist_ok=True)
@@ -167,6 +166,22 @@ def test_every_host_of_a_fleet_is_told(host: PlaybookHost) -> None:
     assert host.run("drift.yml", "--limit", "gpu01").rc == 0
     assert host.run("drift.yml", "--limit", "gpu02").rc == 2
     assert host.run("drift.yml", "--limit", "gpu03").rc == 4
+
+
+def test_what_does_not_answer_in_time_is_unknown(host: PlaybookHost) -> None:
+    """A driver that hangs is named by the module's own deadline; the net above the module ends what has none."""
+    host.servers = []
+    host.nvml.write(Gpu(0), Fault("*", hang=True))
+    host.variables["sglang_nvml_deadline_s"] = 1
+    run = host.run("drift.yml")
+    text = table_of(run)
+    assert run.rc == 2 and text.startswith("gpu01: UNKNOWN (0 drifted, "), text
+    assert ["unknown", "(host)"] in [words[:2] for words in marked(text)], text
+    del host.variables["sglang_nvml_deadline_s"]
+    run = host.run("drift.yml", extra_vars={"drift_timeout_s": 3})
+    assert run.rc == 2, run.stdout
+    assert table_of(run) == "gpu01: UNKNOWN: Timed out after 3 second(s)."
+    assert "gpu01 is unknown: Timed out after 3 second(s)." in run.stdout
 
 
 @pytest.mark.parametrize(
