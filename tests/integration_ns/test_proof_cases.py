@@ -147,7 +147,9 @@ def test_case_02_the_log_s_headroom(site: Site) -> None:
     site.start({"device": "cuda"}, AVAILABLE_GPU_MEM_GB="0.82")
     found = site.refused()
     assert found["headroom_mib"] == 839
-    assert "only 839 MiB of GPU memory are left by the log, 2048 MiB are demanded" in found["error"]
+    blind, little = found["proof"]["problems"]
+    assert "can't be seen from here" in blind, "this namespace has no GPU that anybody could look at"
+    assert "only 839 MiB of GPU memory are left by the log, 2048 MiB are demanded" in little
 
 
 # --- case 28 ----------------------------------------------------------------------------------------------------------
