@@ -14,6 +14,7 @@ import typing as t
 from xml.etree import ElementTree as Xml
 
 SUITE = "Drift"
+_WORD = 20
 
 
 def render(document: t.Mapping[str, t.Any]) -> str:
@@ -105,5 +106,5 @@ def shown(value: t.Any) -> str:
     if isinstance(value, str):
         return value if value.strip() else json.dumps(value)
     if isinstance(value, list) and value and all(isinstance(each, str) and each.strip() for each in value):
-        return ("\n" if any(" " in each for each in value) else ", ").join(value)
+        return ("\n" if any(" " in each or len(each) > _WORD for each in value) else ", ").join(value)
     return json.dumps(value, ensure_ascii=False)
