@@ -232,13 +232,19 @@ def test_health_that_says_503(ns: Namespace, tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_never_answers_is_hung_whatever_its_age(ns: Namespace, tmp_path: Path) -> None:
+    """Nothing shows on its processes: it is busy for ever. /health finds out, after its own limit or after ours."""
     site = Site(ns, tmp_path)
-    site.launch()
-    site.proved()
-    # Not by a signal: it is busy for ever. /health finds out after its own limit, which is longer than ours here.
-    site.signal(site.titled("sglang::detokenizer"), signal.SIGSTOP)
-    found = site.check()
-    assert (found["verdict"], named(found)) == ("drifted", [("main", "hung")]), found
+    site.settings["environment"]["SGLANG_HEALTH_CHECK_TIMEOUT"] = "2"
+    site.launch(BUSY_AFTER_S="3", HEALTH_TIMEOUT_S="2")
+    site.serves()
+    wait_for("it to be busy", lambda: site.check()["servers"][0]["health"] != "ok", 20)
+    row = drifted(site, "hung")
+    assert (row["where"], "HTTP 503 after 2." in row["found"]) == ("engine", True), row
+    row = drifted(site, "hung", health_deadline_s=1)
+    assert "HTTP 503" not in row["found"], row
+    # Where nobody may be asked, nobody knows.
+    found = site.check(probe=False)
+    assert (found["verdict"], named(found), found["servers"][0]["health"]) == ("in_sync", [], None)
 
 
 def test_a_later_node_is_judged_without_http(ns: Namespace, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class Engine:
         self._requests = itertools.count(1)
         self._lock = threading.Lock()
         self.running: dict[str, int] = {}
+        self._began = time.monotonic()
 
     def begin(self, request_id: str, dp_rank: int | None) -> int:
         """Count a request in; returns the data parallel rank that serves it (round robin unless chosen)."""
@@ -96,6 +97,9 @@ class Engine:
 
     def step(self, dp_rank: int, from_user: bool, deadline: float | None = None) -> bool:
         """One token. False if it did not come before ``deadline`` (time.monotonic); without one it waits for ever."""
+        if 0 <= self.settings.busy_after_s <= time.monotonic() - self._began:
+            threading.Event().wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            return False
         number = next(self._numbers)
         events = [channel.ask(number, from_user) for channel in (*self.groups[dp_rank], self.detokenizer)]
         for event in events:

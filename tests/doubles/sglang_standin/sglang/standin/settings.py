@@ -30,6 +30,7 @@ class Settings:
     hang: str = ""
     crash: str = ""
     hang_after: int = -1
+    busy_after_s: float = -1.0
     fail_every: int = 0
     thinks: bool = True
     calls_tools: bool = True
