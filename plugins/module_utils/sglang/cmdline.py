@@ -30,6 +30,7 @@ _WORKER = re.compile(
     r"^(?P<family>sglang|sgl_diffusion)::(?P<kind>[a-z]+(?:_[a-z]+)*)"
     r"(?P<ranks>(?:_[A-Z]+(?:_[A-Z]+)*\d+)*)(?:[:_](?P<number>\d+))?$"
 )
+_ROUTER = "router"
 _RANK = re.compile(r"_([A-Z]+(?:_[A-Z]+)*)(\d+)")
 
 
@@ -49,9 +50,13 @@ class WorkerRole:
 
 
 def worker_role(title: str) -> t.Optional[WorkerRole]:
-    """The role of a process by its rewritten title; None if the whole title isn't one that SGLang gives."""
+    """The role of a process by its rewritten title; None if the whole title isn't one that SGLang gives.
+
+    The router calls itself `sglang::router` in the same way. It is no part of any server, has no GPU, and other servers
+    live behind it.
+    """
     match = _WORKER.match(title.strip(" \0"))
-    if match is None:
+    if match is None or match.group("kind") == _ROUTER:
         return None
     number = match.group("number")
     return WorkerRole(

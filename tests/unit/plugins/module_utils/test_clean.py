@@ -275,6 +275,12 @@ def test_orphans() -> None:
     assert (codes(found), warned(found)) == (("clean", []), ["possible_orphan"])
 
 
+def test_a_router_is_no_orphan() -> None:
+    """It names itself like a worker, and other servers live behind it."""
+    router = process(101, "sglang::router", ppid=1)
+    assert codes(verdict(snapshot(router, gpus=[gpu(0)]))) == ("clean", [])
+
+
 def test_ranks_of_a_running_server_are_no_orphans() -> None:
     server = process(30, LEADER)
     rank = process(31, "sglang::scheduler", ppid=30)

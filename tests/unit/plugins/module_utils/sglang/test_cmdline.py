@@ -80,7 +80,16 @@ def test_worker_roles(title: str, kind: str, ranks: dict[str, int], number: int 
 
 
 @pytest.mark.parametrize(
-    "title", ["", "vim sglang::scheduler", "sglang::", "sglang::scheduler_TP0 extra", "sglang", "xsglang::scheduler"]
+    "title",
+    [
+        "",
+        "vim sglang::scheduler",
+        "sglang::",
+        "sglang::scheduler_TP0 extra",
+        "sglang",
+        "xsglang::scheduler",
+        "sglang::router",  # the gateway in front of servers
+    ],
 )
 def test_no_worker_role(title: str) -> None:
     assert cmdline.worker_role(title) is None
