@@ -21,6 +21,8 @@ EXIT_CODES = {"in_sync": 0, "drifted": 10, "unknown": 20}
 CHANGE_LIMIT = 200
 LEAD_LIMIT = 5
 CLOCK_SLACK_S = 90.0  # two runs write within the time that one waits for the other
+_OF_HOST = ("name", "verdict", "state", "in_this_run", "checked_at", "verdict_since", "last_answer", "counts")
+_OF_ROW = ("server", "item", "state", "severity", "since")
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _host(answer: HostAnswer, old: t.Optional[t.Mapping[str, t.Any]], run: Run) 
         "in_this_run": True,
         "checked_at": at,
         "verdict_since": old["verdict_since"] if old and old["verdict"] == found["verdict"] else at,
-        "last_answer": {"at": at, "verdict": found["verdict"], "counts": sums.counts},
+        "last_answer": {"at": at, "verdict": found["verdict"], "counts": sums.counts, "rows": []},
         "summary": found["summary"],
         "seconds": found["seconds"],
         "counts": sums.counts,
@@ -181,13 +183,21 @@ def _unseen(
         "in_this_run": in_this_run,
         "checked_at": at,
         "verdict_since": old["verdict_since"] if old and old["verdict"] == "unknown" else at,
-        "last_answer": None if old is None else old["last_answer"],
+        "last_answer": None if old is None or old["last_answer"] is None else _remembered(old),
         "summary": None,
         "seconds": None,
         "counts": {**_Sums().counts, "unknown": 1},
         "servers": [_unseen_server(each) for each in servers],
         "host": None,
     }
+
+
+def _remembered(old: t.Mapping[str, t.Any]) -> JSON:
+    """The last answer of a host that is silent now, with its rows in short: their age goes on when it speaks again."""
+    if old["state"] != "answered":
+        return dict(old["last_answer"])
+    rows = [{name: row[name] for name in _OF_ROW} for row in (*rows_of(old), *accepted_of(old))]
+    return {**old["last_answer"], "rows": rows}
 
 
 def _unseen_server(name: str) -> JSON:
@@ -226,9 +236,9 @@ def accepted_of(host: t.Mapping[str, t.Any]) -> list[JSON]:
 
 
 def _since(old: t.Optional[t.Mapping[str, t.Any]]) -> dict[tuple[t.Any, ...], str]:
-    if old is None:
+    if old is None or old["last_answer"] is None:
         return {}
-    return {row_key(row): row["since"] for row in (*rows_of(old), *accepted_of(old))}
+    return {row_key(row): row["since"] for row in _remembered(old)["rows"]}
 
 
 def _counts(hosts: t.Sequence[t.Mapping[str, t.Any]]) -> JSON:
@@ -249,10 +259,6 @@ def _counts(hosts: t.Sequence[t.Mapping[str, t.Any]]) -> JSON:
     }
 
 
-_OF_HOST = ("name", "verdict", "state", "in_this_run", "checked_at", "verdict_since", "last_answer", "counts")
-_OF_ROW = ("server", "item", "state", "severity", "since")
-
-
 def is_whole(document: t.Mapping[str, t.Any]) -> bool:
     """Whether a document that was read has what the next one takes from it. Somebody may have edited it."""
     try:
@@ -266,6 +272,13 @@ def is_whole(document: t.Mapping[str, t.Any]) -> bool:
             and all(host["verdict"] in EXIT_CODES for host in hosts)
             and all(isinstance(server["name"], str) for host in hosts for server in host["servers"])
             and all(name in row for row in rows for name in _OF_ROW)
+            and all(
+                name in row
+                for host in hosts
+                if host["last_answer"] is not None
+                for row in host["last_answer"]["rows"]
+                for name in _OF_ROW
+            )
         )
     except (KeyError, TypeError, AttributeError):
         return False
@@ -280,9 +293,9 @@ def changes(previous: t.Mapping[str, t.Any], hosts: t.Sequence[t.Mapping[str, t.
         was = None if old is None else old["verdict"]
         if was != host["verdict"]:
             found.append(_change(host["name"], None, None, "verdict", was, host["verdict"]))
-        if host["state"] != "answered" or old is None or old["state"] != "answered":
+        if host["state"] != "answered" or old is None or old["last_answer"] is None:
             continue  # what could not be seen has neither come nor gone
-        was_rows = {row_key(row): row for row in rows_of(old)}
+        was_rows = {row_key(row): row for row in _remembered(old)["rows"] if row["state"] != "accepted"}
         now_rows = {row_key(row): row for row in rows_of(host)}
         for key, row in now_rows.items():
             if key not in was_rows:

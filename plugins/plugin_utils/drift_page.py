@@ -28,6 +28,7 @@ TURNS = 8
 NAMED_TILES = 24  # with more hosts the overview is of small squares
 FILTER_FROM = 8
 SHOWN_CHANGES = 12
+SHOWN_LAST = 6
 VALUE_LIMIT = 600
 _NBSP = "\N{NO-BREAK SPACE}"
 CELL, HEIGHT = 4, 18
@@ -160,7 +161,7 @@ def _host(
         "since": _since(host["verdict_since"], now),
         "checked": _when(host["checked_at"]),
         "in_this_run": host["in_this_run"],
-        "last_answer": None if last is None else f"{_when(last['at'])}: {WORDS[last['verdict']]}",
+        "last_answer": None if last is None else _last(last),
         "rows": [_row(row, (host["name"], row["server"], row["item"]) in new, now) for row in rows],
         "accepted": [_row(row, False, now) for row in accepted_of(host)],
         "line": _line(host),
@@ -176,6 +177,18 @@ def _host(
         "strip_words": _strip_words(past.days),
         "turns": [{"at": _when(turn.at), "verdict": turn.verdict} for turn in reversed(past.turns)],
     }
+
+
+def _last(last: t.Mapping[str, t.Any]) -> str:
+    """When a host answered last, with what."""
+    names = [
+        f"{row['server']}: {row['item']}" if row["server"] else row["item"]
+        for row in last["rows"]
+        if row["state"] != "accepted" and row["severity"] != "note"
+    ]
+    more = f" and {len(names) - SHOWN_LAST} more" if len(names) > SHOWN_LAST else ""
+    rows = f" ({', '.join(names[:SHOWN_LAST])}{more})" if names else ""
+    return f"{_when(last['at'])}: {WORDS[last['verdict']]}{rows}"
 
 
 def _weight(row: t.Mapping[str, t.Any]) -> tuple[t.Any, ...]:

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import ctypes
 import importlib
+import io
 import json
 import os
 import re
@@ -94,6 +95,9 @@ class Outcome:
 
 def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
     """The whole program; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for is no failure
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         return run(options)
@@ -313,24 +317,24 @@ class _Site:
 
     def play(self, runner: t.Any, collector: Collector, signals: _Signals) -> tuple[str, t.Optional[int], list[str]]:
         """(status, exit status, problems) of the playbook."""
-        one = runner.interface.init_runner(
-            private_data_dir=str(self.directory),
-            project_dir=os.getcwd(),  # where Ansible looks for ansible.cfg
-            playbook=str(self.playbook),
-            inventory=list(self.options.inventory) or None,
-            cmdline=shlex.join(self.arguments) or None,
-            envvars=self.environment(),
-            suppress_env_files=True,
-            ident="run",
-            quiet=True,
-            timeout=max(1, int(self.options.timeout_s)),
-            event_handler=collector.take,
-            cancel_callback=signals.asked,
-        )
-        # ansible-runner switches the check of host keys off where nobody switched it on; that is not its to decide.
-        if "ANSIBLE_HOST_KEY_CHECKING" not in os.environ:
-            one.config.env.pop("ANSIBLE_HOST_KEY_CHECKING", None)
         try:
+            one = runner.interface.init_runner(
+                private_data_dir=str(self.directory),
+                project_dir=os.getcwd(),  # where Ansible looks for ansible.cfg
+                playbook=str(self.playbook),
+                inventory=list(self.options.inventory) or None,
+                cmdline=shlex.join(self.arguments) or None,
+                envvars=self.environment(),
+                suppress_env_files=True,
+                ident="run",
+                quiet=True,
+                timeout=max(1, int(self.options.timeout_s)),
+                event_handler=collector.take,
+                cancel_callback=signals.asked,
+            )
+            # ansible-runner switches the check of host keys off where nobody decided; that is not its to decide.
+            if "ANSIBLE_HOST_KEY_CHECKING" not in os.environ:
+                one.config.env.pop("ANSIBLE_HOST_KEY_CHECKING", None)
             with signals.alarm(self.options.timeout_s + STUCK_AFTER_S):
                 one.run()
         except RunnerStuck:
@@ -531,8 +535,11 @@ def _show(document: t.Mapping[str, t.Any], options: Options, failures: t.Sequenc
     if len(rows) > SHOWN_ROWS:
         lines.append(f"  and {len(rows) - SHOWN_ROWS} more rows")
     lines.append(f"  reports: {options.out} ({LATEST}, {HISTORY}, {METRICS}, {JUNIT}, {PAGE})")
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has read enough; the reports are written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for failure in failures:
         _complain(failure)
 

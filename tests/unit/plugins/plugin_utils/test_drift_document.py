@@ -77,6 +77,7 @@ def test_no_host_at_all_is_unknown() -> None:
 
 def test_a_host_that_is_gone_keeps_its_servers_and_its_last_answer() -> None:
     before = document(ok("a", answer([server("chat", [row("user")])])), expected=["a"], finished=NOW - HOUR)
+    before_since = host_of(before)["servers"][0]["drift"][0]["since"]
     found = valid(document(event("runner_on_unreachable", "a", GONE), expected=["a"], previous=before))
     host = host_of(found)
     assert (host["state"], host["verdict"], host["problem"]) == ("unreachable", "unknown", "no route to host")
@@ -86,6 +87,14 @@ def test_a_host_that_is_gone_keeps_its_servers_and_its_last_answer() -> None:
     assert found["counts"]["servers"]["unknown"] == 1
     # It is still so an hour later, and the last success is the old one.
     again = valid(document(expected=["a"], previous=found, finished=NOW + HOUR))
+    assert [(row["item"], row["since"]) for row in host["last_answer"]["rows"]] == [("user", before_since)]
+    # What it says then is as old as before the silence, and only what has come or gone meanwhile is new.
+    both = ok("a", answer([server("chat", [row("user"), row("env:X")])]))
+    back = valid(document(both, expected=["a"], previous=again, finished=NOW + 2 * HOUR))
+    since = {each["item"]: each["since"] for each in host_of(back)["servers"][0]["drift"]}
+    assert since["user"] == before_since and since["env:X"] > before_since
+    assert [(each["what"], each["item"]) for each in back["changes"]] == [("verdict", None), ("new", "env:X")]
+    assert host_of(back)["last_answer"]["rows"] == []
     assert host_of(again)["last_answer"] == host["last_answer"]
     assert host_of(again)["verdict_since"] == iso(NOW)
     assert again["last_success_at"] == before["last_success_at"] == iso(NOW - HOUR)

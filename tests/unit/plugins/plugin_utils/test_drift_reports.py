@@ -54,7 +54,7 @@ def fleet() -> dict[str, t.Any]:
         ],
         [row("leftovers", None, state="unknown", severity="warning", found="not read in time")],
     )
-    before = document(ok("c", answer([server("chat")])), expected=["c"], finished=NOW - 7200)
+    before = document(ok("c", answer([server("chat", [row("env:OLD")])])), expected=["c"], finished=NOW - 7200)
     return document(
         ok("a", answer([server("chat")])),
         ok("b", drifted),
@@ -252,7 +252,7 @@ def page_of(found: dict[str, t.Any], *lines: bytes) -> Page:
 def test_the_page_shows_each_host_and_each_difference() -> None:
     page = page_of(fleet())
     for words in ("1 drifted and 1 unknown of 3 hosts", "flag:tp-size", "no route to host", "not read in time",
-                  "ticket 12", "74.3 of 140.4 GiB", "sglang::scheduler_TP0 (pid 812)", "580.95.05"):  # fmt: skip
+                  "drifted (chat: env:OLD)", "ticket 12", "74.3 of 140.4 GiB", "sglang::scheduler_TP0 (pid 812)", "580.95.05"):  # fmt: skip
         assert words in page.text, words
     anchors = [value for _tag, name, value in page.attributes if name == "href" and value.startswith("#")]
     ids = [value for _tag, name, value in page.attributes if name == "id"]
