@@ -251,8 +251,18 @@ def page_of(found: dict[str, t.Any], *lines: bytes) -> Page:
 
 def test_the_page_shows_each_host_and_each_difference() -> None:
     page = page_of(fleet())
-    for words in ("1 drifted and 1 unknown of 3 hosts", "flag:tp-size", "no route to host", "not read in time",
-                  "drifted (chat: env:OLD)", "ticket 12", "74.3 of 140.4 GiB", "sglang::scheduler_TP0 (pid 812)", "580.95.05"):  # fmt: skip
+    shown = (
+        "1 drifted and 1 unknown of 3 hosts",
+        "flag:tp-size",
+        "no route to host",
+        "drifted (chat: env:OLD)",
+        "not read in time",
+        "ticket 12",
+        "74.3 of 140.4 GiB",
+        "sglang::scheduler_TP0 (pid 812)",
+        "580.95.05",
+    )
+    for words in shown:
         assert words in page.text, words
     anchors = [value for _tag, name, value in page.attributes if name == "href" and value.startswith("#")]
     ids = [value for _tag, name, value in page.attributes if name == "id"]
