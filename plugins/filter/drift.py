@@ -35,9 +35,7 @@ def drift_options(variables: Variables) -> dict[str, t.Any]:
     servers, defaults = _servers(variables)
     expected = drift_settings.expected_gpus(_of(variables, "sglang_expected_gpus"), servers, defaults)
     options: dict[str, t.Any] = {
-        "servers": drift_settings.settings_of(
-            servers, defaults, _of(variables, "sglang_max_used_mib"), _of(variables, "sglang_baselines_mib")
-        ),
+        "servers": drift_settings.settings_of(servers, defaults),
         "accepted": drift_settings.accepted_of(_of(variables, "sglang_drift_accepted") or [], servers),
         "timeout_s": drift_settings.timeout_s(servers, float(_of(variables, "sglang_nvml_deadline_s") or 10)),
     }

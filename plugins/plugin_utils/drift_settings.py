@@ -21,25 +21,11 @@ def secret_keys() -> tuple[str, ...]:
     return tuple(key for key, option in inventory.server_options().items() if option.get("no_log"))
 
 
-def settings_of(
-    servers: Servers,
-    defaults: t.Mapping[str, t.Any],
-    max_used_mib: t.Any = None,
-    baselines_mib: t.Optional[t.Mapping[str, t.Any]] = None,
-) -> list[dict[str, t.Any]]:
-    """The complete settings of a host's servers, without their secrets.
-
-    ``max_used_mib``, ``baselines_mib``: what the host says of its GPUs' memory for all of its servers.
-    """
+def settings_of(servers: Servers, defaults: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """The complete settings of a host's servers, without their secrets."""
     secret = secret_keys()
-    found = []
-    for server in servers:
-        complete = inventory.complete(server, defaults)
-        shared = {} if max_used_mib is None else {"max_used_mib": int(max_used_mib)}
-        known = {**(baselines_mib or {}), **complete.get("baselines_mib", {})}
-        settings = {**shared, **complete, **({"baselines_mib": known} if known else {})}
-        found.append({key: value for key, value in settings.items() if key not in secret})
-    return found
+    complete = [inventory.complete(server, defaults) for server in servers]
+    return [{key: value for key, value in each.items() if key not in secret} for each in complete]
 
 
 def secrets_of(servers: Servers, defaults: t.Mapping[str, t.Any]) -> dict[str, dict[str, t.Any]]:

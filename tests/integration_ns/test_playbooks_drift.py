@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Fault, Gpu
+from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Fault, Gpu, Hold
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
@@ -166,6 +166,18 @@ def test_every_host_of_a_fleet_is_told(host: PlaybookHost) -> None:
     assert host.run("drift.yml", "--limit", "gpu01").rc == 0
     assert host.run("drift.yml", "--limit", "gpu02").rc == 2
     assert host.run("drift.yml", "--limit", "gpu03").rc == 4
+
+
+def test_memory_that_the_host_says_is_known_is_no_drift(host: PlaybookHost) -> None:
+    """Also on a host without servers; what is too much for what is allowed is drift."""
+    host.servers = []
+    host.nvml.write(Gpu(0), Hold(0, 300, always=True))
+    run = host.run("drift.yml")
+    assert (run.rc, [words[1] for words in marked(table_of(run))]) == (2, ["(host)"]), table_of(run)
+    host.variables.update(sglang_max_used_mib=100, sglang_baselines_mib={"0": 200})
+    host.run("drift.yml").check()
+    host.variables["sglang_baselines_mib"] = {"0": 150}
+    assert host.run("drift.yml").rc == 2
 
 
 def test_what_does_not_answer_in_time_is_unknown(host: PlaybookHost) -> None:

@@ -232,15 +232,6 @@ def test_settings_are_complete_and_without_secrets() -> None:
     assert secret >= {"api_key", "secret_environment"} and not secret & set(first)
 
 
-def test_what_the_host_says_of_its_memory_counts_for_each_server() -> None:
-    servers = [SERVER, {**SERVER, "name": "own", "max_used_mib": 10, "baselines_mib": {"0": 5}}]
-    said = {"sglang_max_used_mib": "500", "sglang_baselines_mib": {"0": 150, "1": 7}}
-    first, own = filtered("drift_options", sglang_servers=servers, **said)["servers"]
-    assert (first["max_used_mib"], first["baselines_mib"]) == (500, {"0": 150, "1": 7})
-    assert (own["max_used_mib"], own["baselines_mib"]) == (10, {"0": 5, "1": 7})
-    assert "max_used_mib" not in filtered("drift_options")["servers"][0]
-
-
 @pytest.mark.parametrize(
     ("given", "device", "expected"), [(None, "gpu", None), (8, "gpu", 8), (None, "cpu", 0), (2, "cpu", 2)]
 )
