@@ -36,7 +36,7 @@ class WorkerCounter:
         self.problem = ""
         self._ask = ask
         self._sleep = sleep
-        self._watch = LoadsWatch(self._loads, sleep)
+        self._watch = LoadsWatch(self._loads, self._settles)
 
     def _loads(self) -> http.Response:
         """A busy server may be late once; it is asked again."""
@@ -49,6 +49,12 @@ class WorkerCounter:
             if answer.ok or self.gone:
                 break
         return answer
+
+    def _settles(self) -> bool:
+        """Whether every scheduler has come to an end with what it worked on just now: /health is answered after a batch
+        of one of them, and /server_info, asked only then, after one of each."""
+        seen = self._ask(self.access, "GET", "/health", http.HEALTH_DEADLINE_S, None)
+        return seen.ok and not version_of(self.access, self._ask)[1]
 
     def start(self) -> str:
         """Ask for the first time; why its requests can't be told, or an empty text."""
@@ -77,7 +83,7 @@ def counter_of(
         return counter
     if not seen.ok:
         return seen.error or f"its /health says HTTP {seen.status}"
-    version, problem = _version(access, ask)
+    version, problem = version_of(access, ask)
     if problem:
         return problem
     known = version_tuple(version)
@@ -86,8 +92,8 @@ def counter_of(
     return counter.start() or counter
 
 
-def _version(access: Access, ask: Ask) -> tuple[t.Optional[str], str]:
-    """(the version that it names, why none). Its answer holds keys in clear: nothing else of it is kept."""
+def version_of(access: Access, ask: Ask) -> tuple[t.Optional[str], str]:
+    """(the version that it names, why it tells nothing). Its answer holds keys in clear: nothing else of it is kept."""
     path, older = _INFO_PATHS
     answer = ask(access, "GET", path, http.INFO_DEADLINE_S, None)
     if answer.status == 404:

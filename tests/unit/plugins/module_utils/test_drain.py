@@ -116,57 +116,51 @@ def test_it_is_climbed_where_somebody_said_so(wish: DrainWish, waits: bool) -> N
 )
 def test_loads(body: bytes, found: t.Union[int, str]) -> None:
     seen = inflight.loads_of(http.Response(200, body, 0.1))
-    assert seen == inflight.Loads(found, (None, None), (None, None)) if isinstance(found, int) else found in str(seen)
+    assert seen == inflight.Loads(found, (0, 0)) if isinstance(found, int) else found in str(seen)
 
 
 def test_loads_that_are_refused_say_so() -> None:
     assert inflight.loads_of(http.Response(401, b"", 0.1)) == "/v1/loads says HTTP 401"
 
 
-Look = tuple[int, float, int]  # requests, when the scheduler said so, tokens in use
+Look = tuple[int, int]  # requests, tokens in use
 
 
-def watch(*looks: Look) -> tuple[inflight.LoadsWatch, list[Look]]:
+def watch(*looks: Look, settles: t.Optional[t.Sequence[bool]] = None) -> tuple[inflight.LoadsWatch, list[Look]]:
     """A watch over a server that tells these, one after another."""
-    left = list(looks)
+    left, ends = list(looks), list(settles or ())
 
     def ask() -> http.Response:
-        requests, when, tokens = left.pop(0)
-        row = {"num_running_reqs": requests, "num_waiting_reqs": 0, "timestamp": when, "num_used_tokens": tokens}
-        return http.Response(200, json.dumps({"loads": [row]}).encode(), 0.1)
+        requests, tokens = left.pop(0)
+        row = {"num_running_reqs": requests, "num_waiting_reqs": 0, "num_used_tokens": tokens}
+        other = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
+        return http.Response(200, json.dumps({"loads": [other, row]}).encode(), 0.1)
 
-    found = inflight.LoadsWatch(ask, lambda _seconds: None)
-    assert found.start() == ""
-    return found, left
-
-
-@pytest.mark.parametrize(
-    ("looks", "counted"),
-    [
-        ([(0, 1.0, 0), (0, 2.0, 0)], 0),
-        ([(3, 1.0, 90), (2, 2.0, 60)], 2),
-        # Its scheduler is silent: it reads a prompt, or hangs.
-        ([(0, 1.0, 0)] * 5, 1),
-        # A long prompt, read in parts: fresh words each time, no request, and tokens that grow.
-        ([(0, 1.0, 0), (0, 2.0, 2048), (0, 3.0, 4096), (0, 4.0, 6144), (0, 5.0, 8192)], 1),
-        ([(0, 1.0, 0), (0, 2.0, 2048), (1, 3.0, 2050)], 1),
-        # What was true a moment later.
-        ([(1, 1.0, 40), (0, 2.0, 0), (0, 3.0, 0)], 0),
-        ([(0, 1.0, 0), (0, 1.0, 0), (0, 2.0, 0)], 0),
-        # Tokens that stay in use, of a session or a cache, are no request.
-        ([(0, 1.0, 500), (0, 2.0, 500)], 0),
-    ],
-)
-def test_no_requests_are_believed_of_a_server_that_rests(looks: list[Look], counted: int) -> None:
-    found, left = watch(*looks)
-    assert found.count() == counted and left == []
+    return inflight.LoadsWatch(ask, None if settles is None else lambda: ends.pop(0)), left
 
 
-def test_each_rank_has_to_rest() -> None:
-    def loads(*when: float) -> inflight.Loads:
-        return inflight.Loads(0, when, (0,) * len(when))
+@pytest.mark.parametrize(("look", "counted"), [((0, 0), 0), ((2, 60), 2), ((0, 1200), 1), ((1, 0), 1)])
+def test_tokens_in_use_are_a_request(look: Look, counted: int) -> None:
+    assert watch(look)[0].count() == counted
 
-    assert inflight.at_rest(loads(1, 1), loads(2, 2))
-    assert not inflight.at_rest(loads(1, 1), loads(2, 1))
-    assert not inflight.at_rest(loads(1), loads(2, 2)) and not inflight.at_rest(None, loads(2))
-    assert inflight.at_rest(inflight.Loads(0, (None,), (None,)), inflight.Loads(0, (None,), (None,)))
+
+def test_tokens_that_stay_in_use_are_none() -> None:
+    """Of a session, say; a request's own grow, and are told after 15 tokens."""
+    found, left = watch(*[(0, 500)] * 21)
+    assert [found.count() for _unused in range(21)] == [1] * 20 + [0]
+    found, _left = watch(*[(0, 500)] * 15, *[(0, 515)] * 15)
+    assert [found.count() for _unused in range(30)] == [1] * 30
+    assert not left
+
+
+def test_a_prompt_that_is_read_is_waited_for_where_that_can_be_done() -> None:
+    found, left = watch((0, 0), (0, 1200), settles=[True])
+    assert found.count() == 1 and not left
+    found, left = watch((0, 0), (1, 1215), settles=[True])
+    assert found.count() == 1 and not left
+    found, left = watch((0, 0), (0, 0), settles=[True])
+    assert found.count() == 0 and not left
+    found, left = watch((0, 0), settles=[False])
+    assert found.count() == 1 and not left
+    found, left = watch((3, 90), settles=[])
+    assert found.count() == 3, "a server that tells requests is asked nothing else"
