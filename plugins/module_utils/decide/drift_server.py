@@ -216,7 +216,7 @@ def _place(wanted: WantedServer, place: Place, options: t.Optional[OptionTable],
     if wanted.gpus is not None and place.gpus_problem is not None and place.environment is not None:
         yield unknown(wanted.name, "gpus", place.gpus_problem, where)
     found = compare(
-        Wanted(_plain(wanted.all_flags), dict(wanted.environment), wanted.gpus),
+        Wanted(_comparable_wanted(wanted, place, options), dict(wanted.environment), wanted.gpus),
         launched,
         _own_environment(wanted, place.environment),
         place.gpus,
@@ -256,6 +256,19 @@ def _comparable(place: Place) -> t.Optional[LaunchedFlags]:
     if launched.complete:
         found = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **found}
     return dataclasses.replace(launched, flags=found)
+
+
+def _comparable_wanted(
+    wanted: WantedServer, place: Place, options: t.Optional[OptionTable]
+) -> dict[str, t.Any]:
+    """The flags but secrets, and but those that this place shows masked: whether these are the same nobody can see."""
+    found = {} if place.flags is None else place.flags.flags
+    masked = {name for name, value in found.items() if MASK in str(value)}
+    return {
+        name: value
+        for name, value in _plain(wanted.all_flags).items()
+        if flag_tools.canonical(name, options) not in masked
+    }
 
 
 def _plain(flags: t.Mapping[str, t.Any]) -> dict[str, t.Any]:

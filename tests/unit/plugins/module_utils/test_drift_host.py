@@ -111,6 +111,11 @@ def test_reserved_memory_that_is_not_told_apart_is_unknown() -> None:
     assert items(judge_gpus(WantedHost(1), snapshot(gpu), ())) == [("gpu:0", "unknown")]
 
 
+def test_a_gpu_whose_memory_is_the_host_s_is_no_finding() -> None:
+    gpu = Gpu(0, memory=memory(None, unified=True))
+    assert judge_gpus(WantedHost(1), snapshot(gpu), ()) == []
+
+
 def test_processes_that_hide_may_hold_a_gpu() -> None:
     blind = DeviceScan((), (70,), 1, 0.1)
     assert items(judge_gpus(WantedHost(1), snapshot(IDLE, scan=blind), ())) == [("holders", "unknown")]

@@ -150,7 +150,9 @@ KINDS: list[tuple[str, SeenServer]] = [
     ("not_running", dead()),
     ("not_ours", dead(stranger="pid 7 (nginx)")),
     ("not_ours", seen(stranger="pid 7 (nginx)")),
+    ("not_ours", seen(stranger="pid 7 (nginx)", listens=False, health=None, info=None)),
     ("restarted_by_hand", seen(by_record=False)),
+    ("restarted_by_hand", seen(by_record=False, file=None, kept=None, unit=None, prints=Prints(launched=False))),
     ("started_before_change", seen(changed_after_start=("config.yaml",))),
     ("hung", seen(workers=STOPPED, health=None, info=None)),
     ("hung", seen(workers=STOPPED, health=None, info=None, age_s=YOUNG)),
@@ -306,13 +308,22 @@ def test_a_name_of_the_same_interpreter_is_no_drift() -> None:
 
 
 def test_secrets_are_neither_compared_nor_shown() -> None:
-    wanted = want(environment={**WANTED.environment, "HF_TOKEN": "hf_wanted"}, secret_names=frozenset({"MY_KEY"}))
-    environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_other", "MY_KEY": "k"}
+    names = frozenset({"MY_KEY", "HF_ENDPOINT"})  # whatever a variable is called, it may be given as a secret
+    wanted = want(environment={**WANTED.environment, "HF_TOKEN": "hf_wanted"}, secret_names=names)
+    environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_other", "MY_KEY": "k", "HF_ENDPOINT": "hf_place"}
     info = {"api_key": "sk-2", "tp_size": 1}
     found = rows(seen(file=None, process=place("--api-key sk-1", environment=environment), info=info), wanted)
     assert [row.item for row in found] == ["env:HF_TOKEN"]
     for secret in ("hf_", "sk-"):
         assert secret not in repr(found)
+
+
+def test_a_flag_that_is_masked_where_it_is_recorded_is_not_compared_there() -> None:
+    """A word of the record's command line that held a secret was masked; whether it is the same nobody can see."""
+    words = 'json-model-override-args {"auth_token":"x-1"}'
+    shown = place('--json-model-override-args {"auth_token":"********"}')
+    flags = {**WANTED.flags, words.split()[0].replace("-", "_"): words.split()[1]}
+    assert rows(seen(file=shown, process=place(f"--{words}")), want(flags=flags)) == []
 
 
 def test_no_secret_of_a_real_answer_gets_into_a_row() -> None:

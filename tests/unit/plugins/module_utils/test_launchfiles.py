@@ -102,6 +102,8 @@ def test_drop_ins_of_the_unit_and_of_its_family_but_not_of_every_service(folders
 def test_what_systemd_says_counts_more(folders: list[Path]) -> None:
     path = folders[1] / UNIT
     path.write_text("x")
+    (folders[1] / "service.d").mkdir()
+    (folders[1] / "service.d" / "lxc.conf").write_text("")
     shown = {
         "FragmentPath": str(path),
         "DropInPaths": f"{folders[1]}/service.d/lxc.conf {folders[1]}/gone.conf",
