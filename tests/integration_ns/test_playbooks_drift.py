@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import typing as t
 from pathlib import Path
@@ -178,6 +179,17 @@ def test_memory_that_the_host_says_is_known_is_no_drift(host: PlaybookHost) -> N
     host.run("drift.yml").check()
     host.variables["sglang_baselines_mib"] = {"0": 150}
     assert host.run("drift.yml").rc == 2
+    # The role alone, in somebody's own playbook: it fails by itself, unless its caller wants to judge.
+    play = {"hosts": "sglang", "gather_facts": False}
+    role = "cleanslate.sglang.drift"
+    own = host.directory / "own.yml"
+    own.write_text(json.dumps([{**play, "roles": [role]}]))
+    run = host.run(str(own))
+    assert run.rc == 2 and "gpu01 has drifted: memory_unexplained:0: " in run.stdout, run.stdout
+    own.write_text(json.dumps([{**play, "roles": [{"role": role, "drift_fails": False, "drift_shows": False}]}]))
+    run = host.run(str(own)).check()
+    assert run.of_action("server_drift")[0].result["verdict"] == "drifted"
+    assert {task.status for task in run.named("Show what differs")} == {"skipped"}
 
 
 def test_what_does_not_answer_in_time_is_unknown(host: PlaybookHost) -> None:
@@ -257,6 +269,12 @@ def test_a_schedule_that_would_not_run_is_refused(host: PlaybookHost) -> None:
         "Nothing was changed.",
     ):
         assert words in message, message
+    # Hosts that check themselves have what they need on their own disk.
+    settings = {"drift_schedule_pull": True, "drift_schedule_kind": "cron"}
+    pulled = host.run("drift_schedule.yml", check=True, extra_vars=settings)
+    (refused,) = [task for task in pulled.tasks if task.status == "failed"]
+    assert (refused.host, pulled.rc) == ("gpu01", 2)
+    assert "inventory: root can't read /etc/cleanslate/inventory on this host" in str(refused.result["msg"])
     assert "there is no account 'nobody-here'" in scheduled(host, kind="cron", user="nobody-here").stdout
     if not Path("/run/systemd/system").exists():
         assert "kind: no systemd runs on this host" in scheduled(host, kind="systemd").stdout
