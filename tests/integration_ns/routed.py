@@ -96,8 +96,7 @@ def start_load(ns: Namespace, router: RouterProcess, name: str = "load", *words:
 def router_worker(
     ns: Namespace,
     state: str,
-    routers: t.Sequence[RouterProcess],
-    /,
+    behind: t.Sequence[RouterProcess],
     *ports: int,
     check: bool = False,
     diff: bool = False,
@@ -106,7 +105,7 @@ def router_worker(
     """The module, for these routers and servers, or for those that ``more`` names in full."""
     arguments = {
         "state": state,
-        "routers": [{"name": f"r{router.port}", "url": router.url, "api_key": router.key} for router in routers],
+        "routers": [{"name": f"r{router.port}", "url": router.url, "api_key": router.key} for router in behind],
         "workers": [{"url": url_of(port)} for port in ports],
         "request_deadline_s": 5,
         "healthy_deadline_s": 30,

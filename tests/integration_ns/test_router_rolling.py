@@ -18,6 +18,7 @@ from .routed import ROUTER_PORT, WORKER_PORTS, Fleet, router_worker, start_load,
 pytestmark = [pytest.mark.ns, pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 LONG = ("--long-tokens", "1100")  # 22 s
 FIRST, SECOND = WORKER_PORTS[:2]
+KEY = "sesame-admin-7d0"
 
 
 def roll(ns: Namespace, polite: bool) -> dict[str, object]:
@@ -56,6 +57,33 @@ def test_out_and_back_without_one_failed_request(ns: Namespace) -> None:
     answered = report["answered"]
     assert isinstance(answered, dict) and sum(answered.values()) > 500 and answered["long"] >= 4, report
     assert isinstance(report["longest_s"], float) and report["longest_s"] > 20, report
+
+
+def test_through_two_routers_one_of_them_with_a_key(ns: Namespace) -> None:
+    fleet = Fleet(ns)
+    for port in (FIRST, SECOND):
+        fleet.start(port)
+    urls = (url_of(FIRST), url_of(SECOND))
+    keyed = ("--control-plane-api-keys", f"ops:ops:admin:{KEY}")
+    routers = [
+        start_router(ns, ROUTER_PORT, *urls, flags=keyed, key=KEY),
+        start_router(ns, ROUTER_PORT + 100, *urls),
+    ]
+    few = ("--long", "2", "--long-tokens", "300", "--short", "3", "--plain", "3")
+    loads = [start_load(ns, router, f"load{router.port}", *few) for router in routers]
+    for port in (FIRST, SECOND):
+        out = router_worker(ns, "drained", routers, port)
+        assert not out.failed and states(out) == ["absent", "absent"] and out.json["drained"]["cut"] == 0, out.json
+        fleet.stop(port)
+        fleet.start(port)
+        back = router_worker(ns, "present", routers, port)
+        assert not back.failed and states(back) == ["healthy", "healthy"], back.json
+        for load in loads:
+            load.goes_on(30)
+    for load in loads:
+        report = load.end()
+        print(report)
+        assert report["failed"] == 0 and sum(report["answered"].values()) > 100, report
 
 
 def test_without_a_drain_requests_fail(ns: Namespace) -> None:
