@@ -88,8 +88,8 @@ class Site:
             "name": self.name,
             "state_dir": str(self.state),
             "api_key": KEY,
-            "deadline_s": 40,
-            "token_deadline_s": 5,
+            "deadline_s": 90,
+            "token_deadline_s": 15,
             "soak_requests": 0,
         }
         result = run_module("server_ready", arguments, 150, ns=self.ns, env=self.module_env)
@@ -98,7 +98,7 @@ class Site:
     def serves(self) -> None:
         """Without a proof, which knows of no simulated GPUs."""
         log = self.launch_dir / "server.log"
-        wait_for("it serves", lambda: READY_LINE in log.read_text(errors="replace"), 40)
+        wait_for("it serves", lambda: READY_LINE in log.read_text(errors="replace"), 90)
 
     def start_by_hand(self, *words: str, env: t.Mapping[str, str] | None = None) -> NsProcess:
         """As somebody types it on the host."""
@@ -108,7 +108,7 @@ class Site:
             detached=True,
             output=self.log,
         )
-        wait_for("it serves", lambda: READY_LINE in self.log.read_text(errors="replace"), 40)
+        wait_for("it serves", lambda: READY_LINE in self.log.read_text(errors="replace"), 90)
         self.pid = started.pid
         return started
 
@@ -155,7 +155,7 @@ class Site:
             "servers": servers,
             "secrets": {self.name: self.secrets},
             "state_dir": str(self.state),
-            "health_deadline_s": 5,
+            "health_deadline_s": 15,
             **self.options,
             **options,
         }

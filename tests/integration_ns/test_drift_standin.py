@@ -221,8 +221,8 @@ def test_hung_and_dead(site: Site) -> None:
 def test_health_that_says_503(ns: Namespace, tmp_path: Path) -> None:
     """During the warm-up it is a start; for a server that has run for longer than a start takes it is not."""
     site = Site(ns, tmp_path)
-    site.launch(WARMUP_S="60")
-    wait_for("the port", lambda: f":{PORT:04X} " in Path(f"/proc/{ns.init_pid}/net/tcp").read_text(), 30)
+    site.launch(WARMUP_S="600")
+    wait_for("the port", lambda: f":{PORT:04X} " in Path(f"/proc/{ns.init_pid}/net/tcp").read_text(), 60)
     found = site.check()
     assert (found["verdict"], named(found)) == ("in_sync", [("main", "starting")]), found
     row = row_of(found, "starting")
@@ -239,7 +239,7 @@ def test_a_scheduler_that_never_answers_is_hung_whatever_its_age(ns: Namespace, 
     site.serves()
     wait_for("it to be busy", lambda: site.check()["servers"][0]["health"] != "ok", 20)
     row = drifted(site, "hung")
-    assert (row["where"], "HTTP 503 after 2." in row["found"]) == ("engine", True), row
+    assert (row["where"], "HTTP 503 after" in row["found"]) == ("engine", True), row
     row = drifted(site, "hung", health_deadline_s=1)
     assert "HTTP 503" not in row["found"], row
     # Where nobody may be asked, nobody knows.
@@ -251,7 +251,7 @@ def test_a_later_node_is_judged_without_http(ns: Namespace, tmp_path: Path) -> N
     site = Site(ns, tmp_path)
     site.settings["flags"].update({"tp_size": 2, "nnodes": 2, "node_rank": 1, "dist_init_addr": "127.0.0.1:5000"})
     site.launch()
-    wait_for("its scheduler", lambda: any("scheduler" in one for one in ns.titles().values()), 30)
+    wait_for("its scheduler", lambda: any("scheduler" in one for one in ns.titles().values()), 60)
     found = site.check()
     assert (found["verdict"], named(found), found["servers"][0]["health"]) == ("in_sync", [], None), found
 
