@@ -121,9 +121,9 @@ def test_a_host_whose_variables_are_wrong_is_unknown(fleet: DriftFleet) -> None:
 def test_a_run_that_takes_too_long_ends_and_names_who_did_not_answer(fleet: DriftFleet) -> None:
     fleet.hosts["gpu02"] = {**IN_SYNC, "sleep": 200}
     started = time.monotonic()
-    done = fleet.run("--timeout", "8")
-    assert time.monotonic() - started < 90
-    assert done.rc == 20 and "did not end within 8 s" in done.stdout, done
+    done = fleet.run("--timeout", "25")
+    assert time.monotonic() - started < 170
+    assert done.rc == 20 and "did not end within 25 s" in done.stdout, done
     fleet.all_valid()
     assert (fleet.host("gpu01")["state"], fleet.host("gpu02")["state"]) == ("answered", "no_answer")
     assert fleet.latest()["run"]["status"] == "timeout"
@@ -137,7 +137,7 @@ def nobody_left(fleet: DriftFleet) -> None:
         words = [" ".join(fleet.ns.cmdline(pid)) for pid in fleet.ns.pids()]
         return [line for line in words if "ansible" in line or "drift.py" in line]
 
-    wait_for(f"nobody left: {left()}", lambda: not left(), 10)
+    wait_for(f"nobody left: {left()}", lambda: not left(), 30)
 
 
 def kill(fleet: DriftFleet, process: NsProcess, number: signal.Signals = signal.SIGKILL) -> None:
@@ -149,9 +149,9 @@ def test_a_run_that_is_ended_still_reports(fleet: DriftFleet, number: signal.Sig
     assert fleet.run().rc == 0
     fleet.hosts["gpu01"] = {**IN_SYNC, "sleep": 200}
     process = fleet.start()
-    wait_for("the module runs", lambda: len(fleet.asked()) == 2, 60)
+    wait_for("the module runs", lambda: len(fleet.asked()) == 2, 120)
     kill(fleet, process, number)
-    assert process.wait(60) == 20
+    assert process.wait(90) == 20
     fleet.all_valid()
     assert fleet.latest()["run"]["problems"] == [f"the run was ended by {number.name}"]
     assert (fleet.host("gpu01")["state"], fleet.host("gpu01")["last_answer"]["verdict"]) == ("no_answer", "in_sync")
