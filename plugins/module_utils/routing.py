@@ -39,6 +39,7 @@ Row = dict[str, t.Any]
 Params = t.Mapping[str, t.Any]
 SETTLE_S = 0.5
 RESOLVE_DEADLINE_S = 10.0
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,17 @@ def _judge(report: Report, world: World) -> list[WorkerCounter]:
     wish = report.wish
     wanted = [worker.wanted for worker in wish.workers]
     everything = [entry for found in report.before.values() for entry in _listed(found)]
-    addresses = world.resolve(hosts_to_resolve(wanted, everything), RESOLVE_DEADLINE_S)
+    names = hosts_to_resolve(wanted, everything)
+    addresses = world.resolve(names, RESOLVE_DEADLINE_S)
+    report.warnings += [
+        f"the name {name} could not be looked up here, so whether it is another spelling of a worker is not known"
+        for name in names
+        if not addresses.get(name)
+    ]
+    for worker in wish.workers if wish.takes_out and report.routers else ():
+        if everything and not entries_of(worker.wanted, everything):
+            listed = ", ".join(sorted({entry.url for entry in everything})[:_SHOWN])
+            report.warnings.append(f"no router lists {worker.url}; if it should be there, compare: {listed}")
     for router in report.routers:
         listing = report.before[router.name]
         if isinstance(listing, RouterError):

@@ -172,7 +172,11 @@ class FakeSite:
 
     def world(self) -> routing.World:
         clock = Clock(self.clock.now, self.clock.sleep)
-        return routing.World(self.ask, clock, lambda _hosts, _deadline_s: self.addresses, self.run_hook)
+        return routing.World(self.ask, clock, self.resolve, self.run_hook)
+
+    def resolve(self, hosts: t.Sequence[str], _deadline_s: float) -> dict[str, list[str]]:
+        """Each name has an address of its own, unless it was given others."""
+        return {**{host: [f"192.0.2.{number}"] for number, host in enumerate(hosts)}, **self.addresses}
 
     def run(self, state: str, check: bool = False, **changes: t.Any) -> Row:
         params = {

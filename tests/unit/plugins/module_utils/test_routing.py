@@ -190,6 +190,17 @@ def test_all_spellings_go_and_one_that_is_not_named_is_a_failure(site: FakeSite)
     assert result["verdict"] == "drained" and site.routers["r1"].urls() == site.routers["r2"].urls() == [W2]
 
 
+def test_what_nobody_lists_and_names_that_can_t_be_looked_up_are_told(site: FakeSite) -> None:
+    site.workers["w9"] = FakeWorker()
+    result = site.run("drained", workers=[worker("http://w9:30000")])
+    assert (result["verdict"], result["changed"]) == ("drained", False)
+    assert result["warnings"] == [f"no router lists http://w9:30000; if it should be there, compare: {W1}, {W2}"]
+    site.addresses = {"w2": []}
+    result = site.run("drained")
+    assert result["verdict"] == "drained" and ["w2" in warning for warning in result["warnings"]] == [True]
+    assert "could not be looked up" in result["warnings"][0]
+
+
 def test_the_last_healthy_one_stays_unless_that_is_meant(site: FakeSite) -> None:
     site.routers["r2"].rows[1]["is_healthy"] = False
     result = site.run("drained")
