@@ -22,6 +22,8 @@ _COMMENT = re.compile(r"\s+#.*$")
 _WIDE = re.compile(r"(?<!\\)((?:\\\\)*)\\U([0-9a-fA-F]{8})")
 _INTEGER = re.compile(r"^[-+]?\d+$")
 _FLOAT = re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]\d+)?$")
+_DEEPEST = 32
+_LONGEST_INTEGER_BITS = 1024
 
 
 class NotUnderstood(ValueError):
@@ -31,7 +33,8 @@ class NotUnderstood(ValueError):
 def read_config(text: str) -> t.Optional[dict[str, t.Any]]:
     """The mapping in the file; None when it can't be understood (then what it sets is unknown, not nothing)."""
     try:
-        data = read_subset(text) if yaml is None else yaml.safe_load(text)
+        data = read_subset(text) if yaml is None else _read_yaml(text)
+        _check_size(data)
     except Exception:
         # Foreign text can make a YAML parser fail in any way (IndexError for an empty !!int, RecursionError for a
         # thousand brackets): then what it sets is unknown, and the caller says so.
@@ -39,6 +42,26 @@ def read_config(text: str) -> t.Optional[dict[str, t.Any]]:
     if data is None:
         return {}
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else None
+
+
+def _read_yaml(text: str) -> t.Any:
+    """Without aliases: a file of 330 bytes can stand for 10^9 values, or hold itself, and whoever looks at its values
+    then never comes to an end. (A merge key is as bad already while it is read.)"""
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        raise NotUnderstood("an alias")
+    return yaml.safe_load(text)
+
+
+def _check_size(value: t.Any, depth: int = 0) -> None:
+    """Nothing that can't be written as text or compared: too deep for recursion, or an integer that Python refuses to
+    write."""
+    if depth > _DEEPEST:
+        raise NotUnderstood("too deep")
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
+        raise NotUnderstood("an integer of too many digits")
+    if isinstance(value, (dict, list, tuple, set)):
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_size(each, depth + 1)
 
 
 def read_subset(text: str) -> dict[str, t.Any]:

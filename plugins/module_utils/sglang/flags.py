@@ -46,6 +46,7 @@ ALIASES: t.Mapping[str, str] = {
 ours."""
 
 _FALSE = "false"
+_DEEPEST = 32
 _NAME = re.compile(r"^[a-z][a-z0-9-]*$")
 _SI = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NUMBER = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?$")
@@ -259,19 +260,32 @@ def differences(
 
 def same_value(one: t.Any, other: t.Any) -> bool:
     """Whether SGLang would understand both alike: 0.9 and '0.90', 128000 and '128k', True and 'true', ['a'] and 'a'."""
-    return bool(meaning(one) == meaning(other))
+    try:
+        return bool(meaning(one) == meaning(other))
+    except RecursionError:
+        return False  # too deep to be compared: nobody can say that they are alike
 
 
 def meaning(value: t.Any) -> t.Any:
-    """A value in a form that can be compared. Suffixes as SGLang reads them: k is 1000, Ki is 1024."""
+    """A value in a form that can be compared. Suffixes as SGLang reads them: k is 1000, Ki is 1024.
+
+    What is no sensible number or JSON (`1e9999999`, a thousand brackets) is compared as the text that it is: foreign
+    command lines come here.
+    """
+    return _meaning(value, 0)
+
+
+def _meaning(value: t.Any, depth: int) -> t.Any:
     if isinstance(value, bool):
         return "true" if value else "false"  # not bool: in Python True equals 1
     if isinstance(value, (int, float)):
-        return Decimal(str(value))
+        return _number(value)
+    if depth > _DEEPEST:
+        return value
     if isinstance(value, t.Mapping):
-        return {str(key): meaning(item) for key, item in value.items()}
+        return {str(key): _meaning(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [meaning(item) for item in value]
+        items = [_meaning(item, depth + 1) for item in value]
         return items[0] if len(items) == 1 else items
     if not isinstance(value, str):
         return value
@@ -280,10 +294,20 @@ def meaning(value: t.Any) -> t.Any:
         return text.lower()
     number = _NUMBER.match(text)
     if number is not None:
-        return Decimal(number.group(1)) * _SI.get(number.group(2) or "", 1)
+        try:
+            return Decimal(number.group(1)) * _SI.get(number.group(2) or "", 1)
+        except ArithmeticError:
+            return text
     if text[:1] in ("{", "["):
         try:
-            return meaning(json.loads(text))
-        except ValueError:
+            return _meaning(json.loads(text), depth + 1)
+        except (ValueError, RecursionError):
             return text
     return text
+
+
+def _number(value: t.Union[int, float]) -> t.Any:
+    try:
+        return Decimal(str(value))
+    except (ArithmeticError, ValueError):  # Python writes no integer of more than 4300 digits
+        return hex(value) if isinstance(value, int) else str(value)

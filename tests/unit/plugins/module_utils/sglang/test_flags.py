@@ -218,3 +218,67 @@ def test_the_refusal_of_an_abbreviation_names_the_option() -> None:
     with pytest.raises(CleanSlateError, match="by the option admin_api_key"):
         flags.check({"admin_api": "sk-1"})
     assert flags.check({"ssl_keyfile": "/tls/key"}) == {"ssl-keyfile": "/tls/key"}
+
+
+def _laughing(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _laughing(9),
+        "a: &a [*a]",
+        "a: &a {x: 1}\nb: {<<: *a}",
+        f"a: {'[' * 100}{']' * 100}",
+        f"a: {'9' * 5000}",
+        f"{{{'[' * 100}{']' * 100}: 1}}",
+    ],
+    ids=range(6),
+)
+def test_a_file_that_unfolds_without_end_is_not_understood(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (yaml, None):
+        monkeypatch.setattr(configfile, "yaml", module)
+        assert configfile.read_config(text) is None
+
+
+def test_an_integer_that_python_writes_in_no_text_is_not_understood() -> None:
+    assert configfile.read_config(f"a: 0x{'f' * 5000}") is None
+
+
+def test_an_anchor_that_nobody_uses_is_read() -> None:
+    assert configfile.read_config("a: &x 1\nb: [[1], {c: 2}]") == {"a": 1, "b": [[1], {"c": 2}]}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "1e9999999",
+        "-1e99999999999999999999",
+        "1e999999G",
+        "[" * 100_000,
+        '{"a":' * 3000 + "1" + "}" * 3000,
+        "[" * 300 + "1" + "]" * 300,
+        int("0x" + "f" * 5000, 16),
+        -int("0x" + "f" * 5000, 16),
+    ],
+    ids=range(8),
+)
+def test_an_odd_value_is_compared_as_what_it_is(odd: t.Any) -> None:
+    assert flags.same_value(odd, odd)
+    assert not flags.same_value(odd, "1")
+    assert not flags.same_value([odd, 2], [1, 2])
+    assert [one.item for one in flags.differences({"max-total-tokens": 1, "tp": 2}, {"tp": 2, "x": odd})] == [
+        "max-total-tokens",
+        "x",
+    ]
+
+
+def test_data_too_deep_to_be_compared_is_not_alike() -> None:
+    deep: list[t.Any] = []
+    other: list[t.Any] = []
+    for _level in range(200_000):
+        deep, other = [deep, 1], [other, 1]
+    assert not flags.same_value(deep, other)
