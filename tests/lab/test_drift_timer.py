@@ -33,7 +33,7 @@ from ansible_collections.cleanslate.sglang.tests.lab.rootfs import OPERATOR, PYT
 from ansible_collections.cleanslate.sglang.tests.lab.servers import wait_serving
 from ansible_collections.cleanslate.sglang.tests.lab.state import Host, host_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 PORT = 30000
 SERVER_UNIT = "sglang-chat.service"
@@ -73,9 +73,11 @@ def serving(box: Container, scratch: Path, wanted: dict[str, t.Any]) -> None:
     wait_serving(box, PORT, key=API_KEY)
 
 
-def write_inside(box: Container, wanted: dict[str, t.Any], connection: dict[str, t.Any], **others: t.Any) -> None:
+def write_inside(
+    box: Container, wanted: dict[str, t.Any] | None, connection: dict[str, t.Any], **others: t.Any
+) -> None:
     """The inventory on the control node."""
-    variables = {**host_vars(box, [wanted]), "sglang_allow_simulated": True, "ansible_python_interpreter": PYTHON}
+    variables = {**host_vars(box, [wanted] if wanted else []), "sglang_allow_simulated": True}
     for name in ("ansible_host", "ansible_user", "ansible_ssh_private_key_file", "ansible_ssh_common_args"):
         del variables[name]
     path = box.root / INVENTORY.lstrip("/")
@@ -164,15 +166,20 @@ def test_the_timer_fires_and_its_reports_are_there(box: Container, host: Host, t
     assert "gpu999" in json.dumps(latest(box))
     assert API_KEY not in journal(box)
 
-    # cron takes its place, with a command that runs.
+
+def test_cron_takes_the_place_of_the_timer_and_all_of_it_goes(box: Container, host: Host, tmp_path: Path) -> None:
+    """A host without servers is enough for that."""
+    write_inside(box, None, {"ansible_connection": "local"})
+    schedule(box, tmp_path, on_calendar=["2099-01-01"]).check()
+    assert host.service(TIMER).is_running
     schedule(box, tmp_path, kind="cron", cron="7 * * * *").check()
-    assert not host.file(f"/etc/systemd/system/{TIMER}").exists
+    assert not host.file(f"/etc/systemd/system/{TIMER}").exists and not host.service(TIMER).is_running
     line = host.file("/etc/cron.d/cleanslate-drift").content_string.splitlines()[-1]
     assert line.startswith("7 * * * * root timeout "), line
-    before = host.file(f"{OUT}/latest.json").mtime
+    # As cron does it: a shell, and % without its backslash.
     box.run(["sh", "-c", line.removeprefix("7 * * * * root ").replace("\\%", "%")], RUN_DEADLINE_S).check()
-    assert host.file(f"{OUT}/latest.json").mtime > before
-    assert "gpu999" in box.run(["journalctl", "--no-pager", "-t", "cleanslate-drift"], 30).stdout
+    assert (latest(box) or {})["verdict"] == "in_sync", latest(box)
+    assert "in_sync" in box.run(["journalctl", "--no-pager", "-t", "cleanslate-drift"], 30).stdout
 
     schedule(box, tmp_path, state="absent").check()
     assert not host.file("/etc/cron.d/cleanslate-drift").exists
