@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 import time
 import typing as t
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from .decide import drift
 from .decide.drift import Acceptance, Row
 from .decide.drift_host import MAX_USED_MIB, WantedHost, judge_gpus, judge_leftovers
 from .decide.drift_server import (
-    DEFAULT_HOST,
     DEFAULT_PORT,
     HEALTH_LIMIT_S,
     SETTINGS,
@@ -27,6 +27,7 @@ from .decide.drift_server import (
     SeenServer,
     UnitSeen,
     WantedServer,
+    given_secrets,
     judge_server,
 )
 from .decide.gpus import choose_gpus
@@ -44,7 +45,7 @@ from .observe.ports import read_ports
 from .observe.procfs import age_s, ancestors, read_boot_id, read_uptime_s
 from .observe.servers import LaunchedServer, same_network
 from .observe.shm import read_shm
-from .results import memory_rows, process_row, user_name
+from .results import memory_rows, process_row, user_id, user_name
 from .sglang import flags as flag_tools
 from .sglang import http
 from .sglang import servers as tools
@@ -63,6 +64,7 @@ SHM = "/dev/shm"
 _SLACK_S = 2.0  # a process's start counts in ticks since boot, and the clock may have been set since
 _SHORTEST_SECRET = 8  # of what is a secret by its name alone: a value like 1 would be masked wherever it stands
 _SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+_BY_LOOPBACK = ("0.0.0.0", "::", "::1")
 _HEALTH_LIMIT = "SGLANG_HEALTH_CHECK_TIMEOUT"
 Json = dict[str, t.Any]
 Raw = t.Mapping[str, t.Any]
@@ -145,8 +147,8 @@ def _shown(name: str, running: t.Optional[bool]) -> Json:
 def _finished(options: DriftOptions, found: _Found, start: float, secrets: _Secrets) -> Json:
     today = options.today or datetime.datetime.now(datetime.timezone.utc).date()
     names = {shown["name"] for shown in found.servers}
-    rows = drift.merge([*found.rows, *drift.lost(options.accepted, names)])
-    standing, fine = drift.accept(rows, options.accepted, today)
+    rows = [*found.rows, *drift.lost(options.accepted, names)]
+    standing, fine = drift.settle(rows, options.accepted, today)
 
     def judged(name: t.Optional[str]) -> Json:
         own = [row for row in standing if (row.server if row.server in names else None) == name]
@@ -305,6 +307,7 @@ class _Check:
             port=_number(raw, "port"),
             environment={str(key): str(value) for key, value in _mapping(raw, "environment").items()},
             secret_names=frozenset(map(str, _mapping(raw, "secret_environment"))),
+            secret_flags=given_secrets({**_mapping(raw, "flags"), **{name: raw.get(name) for name in _SECRETS}}),
             gpus=gpus,
             python=raw.get("python"),
             user=raw.get("user"),
@@ -358,7 +361,7 @@ class _Check:
         flags = {} if launched is None or launched.flags is None else launched.flags.flags
         first_node = str(flags.get("node-rank", "0")) == "0"
         may_ask = port.listens is True and first_node and (workers is None or workers.problem is None)
-        health, info, info_problem = self._asked(claimed, launched, own_port, may_ask)
+        health, info, info_problem = self._asked(claimed, launched, port, may_ask)
         self.secrets.add_flags(info)
         prints = self._prints(claimed, files, installed, info)
         if leader is not None:
@@ -419,6 +422,7 @@ class _Check:
             python=record.python,
             user=record.user,
             problem="; ".join(files.problems) or None,
+            chosen=_chosen(files),
         )
 
     def _place(
@@ -489,8 +493,9 @@ class _Check:
         tree: set[int] = set()
         if leader is not None:
             tree = {member.process.pid for member in tools.tree_of(leader, self.snapshot.processes)}
-        if any(tree.intersection(use.pids) for use in listeners):
-            return _Port(True)
+        own = [use.address for use in listeners if tree.intersection(use.pids)]
+        if own:
+            return _Port(True, endpoint=_endpoint(port, own))
         for use in listeners:
             for pid in use.pids:
                 process = self.snapshot.processes.get(pid)
@@ -505,24 +510,41 @@ class _Check:
         return judge_workers(workers_of(leader, self.snapshot.processes), expected_workers(flags, version, None))
 
     def _asked(
-        self, claimed: _Claimed, launched: t.Optional[LaunchedServer], port: int, may_ask: bool
+        self, claimed: _Claimed, launched: t.Optional[LaunchedServer], port: _Port, may_ask: bool
     ) -> tuple[t.Optional[Health], t.Optional[Json], t.Optional[str]]:
-        """(health, what it resolved, why not). Its port is proved to be its own before."""
-        if launched is None or not may_ask or not self.options.probe:
+        """(health, what it resolved, why not). It is asked where its own tree was seen to listen, whatever its command
+        line names: that may be another host. Who gets a key must be known; others get none, and tell less."""
+        endpoint = port.endpoint
+        if launched is None or endpoint is None or not may_ask or not self.options.probe:
             return None, None, None
         flags = {} if launched.flags is None else launched.flags.flags
+        endpoint = dataclasses.replace(endpoint, tls="ssl-certfile" in flags)
+        stranger = self._untrusted(claimed)
+        if stranger is not None:
+            seen = http.health(endpoint, self.options.health_deadline_s)
+            return _health(seen, launched, with_key=False), None, f"not asked: {stranger}" if seen.ok else None
         keys = [claimed.raw.get("api_key"), self._launch_key(claimed.record)]
-        endpoint = http.Endpoint(
-            str(flags.get("host", DEFAULT_HOST)),
-            port,
-            next((key for key in (reversed(keys) if claimed.by_record else keys) if key), None),
-            tls="ssl-certfile" in flags,
+        key = next((key for key in (reversed(keys) if claimed.by_record else keys) if key), None)
+        probe = http.probe(
+            dataclasses.replace(endpoint, api_key=key), self.options.health_deadline_s, self.options.info_deadline_s
         )
-        probe = http.probe(endpoint, self.options.health_deadline_s, self.options.info_deadline_s)
-        seen = probe.health
-        words = seen.error or f"HTTP {seen.status} after {seen.seconds:.1f} s"
-        health = Health(seen.kind or ("ok" if seen.ok else "unhealthy"), words, seen.seconds, _limit_s(launched))
-        return health, None if probe.info is None else dict(probe.info), probe.info_error
+        info = None if probe.info is None else dict(probe.info)
+        return _health(probe.health, launched, with_key=True), info, probe.info_error
+
+    def _untrusted(self, claimed: _Claimed) -> t.Optional[str]:
+        """Why this leader gets no key; None: it may have it. The one of the record has it already, and so has whoever
+        runs as the server's account (its launch's files are readable for that), or as root."""
+        leader = claimed.leader
+        if leader is None or claimed.by_record:
+            return None
+        user = claimed.wanted.user or (None if claimed.record is None else claimed.record.user)
+        wanted = os.geteuid() if user is None else user_id(str(user))
+        if leader.uid is not None and leader.uid in (0, wanted):
+            return None
+        return (
+            f"pid {leader.pid} runs as {user_name(leader.uid)} and no record stands for it, so it gets no API key; "
+            f"the server's account is {user_name(wanted) if user is None else user}"
+        )
 
     def _launch_key(self, record: t.Optional[Record]) -> t.Optional[str]:
         return None if record is None else launch_secrets(record).get("api-key")
@@ -630,6 +652,21 @@ class _Port:
     listens: t.Optional[bool] = None
     stranger: t.Optional[str] = None
     problem: t.Optional[str] = None
+    endpoint: t.Optional[http.Endpoint] = None
+
+
+def _endpoint(port: int, addresses: t.Collection[str]) -> http.Endpoint:
+    """Where to ask a server that listens at these: by loopback if that leads to it."""
+    loopback = [one for one in addresses if one in _BY_LOOPBACK or one.startswith("127.")]
+    return http.Endpoint(min(loopback or addresses), port)
+
+
+def _health(seen: http.Response, launched: LaunchedServer, with_key: bool) -> Health:
+    words = seen.error or f"HTTP {seen.status} after {seen.seconds:.1f} s"
+    kind = seen.kind or ("ok" if seen.ok else "unhealthy")
+    if not with_key and seen.status in (401, 403):
+        kind, words = "broken", f"{words}; it gets no API key"  # no answer, and no fault of it
+    return Health(kind, words, seen.seconds, _limit_s(launched))
 
 
 def _mapping(raw: Raw, name: str) -> t.Mapping[str, t.Any]:
@@ -664,6 +701,12 @@ def _limit_s(launched: LaunchedServer) -> float:
         return float((launched.environment or {}).get(_HEALTH_LIMIT, HEALTH_LIMIT_S))
     except ValueError:
         return HEALTH_LIMIT_S
+
+
+def _chosen(files: LaunchFiles) -> frozenset[str]:
+    """The variables of the launch that somebody chose, or added to its file since; the others it sets itself."""
+    asked = () if files.request is None else files.request.environment
+    return frozenset(set(files.environment or ()) - tools.BY_LAUNCH | set(asked))
 
 
 def _after(files: t.Optional[LaunchFiles], began: t.Optional[float]) -> tuple[str, ...]:

@@ -28,6 +28,16 @@ def user_name(uid: t.Optional[int]) -> t.Optional[str]:
         return str(uid)
 
 
+def user_id(user: str) -> t.Optional[int]:
+    """The number of an account, given by its name or its number; None where this machine has none of that name."""
+    if user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
 def process_row(process: Process, uptime_s: t.Optional[float], now: t.Optional[float] = None) -> JSON:
     """A process for people: who, what, since when. The age counts by the boot clock."""
     age = age_s(process, uptime_s)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 import typing as t
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from ansible_collections.cleanslate.sglang.tests.harness.modules import module_a
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 from ansible_collections.cleanslate.sglang.tests.integration_ns.drift_site import (
+    ADMIN_KEY,
+    KEY,
     PORT,
     Site,
     named,
@@ -99,7 +103,8 @@ def test_other_flags_by_hand_through_a_prefix_and_through_a_file(site: Site, tmp
     site.killed()
     site.clear_shm()
     common = ["--model", str(site.model), "--device=cpu", "--max-total-tok", "128000", "--enable-metrics"]
-    site.start_by_hand(*common, "--tp", "2")
+    keys = {"api-key": KEY, "admin-api-key": ADMIN_KEY}
+    site.start_by_hand(*common, "--tp", "2", *(f"--{name}={value}" for name, value in keys.items()))
     found = site.check()
     assert sorted(named(found)) == [("main", "flag:tp-size"), by_hand], found
     row = row_of(found, "flag:tp-size")
@@ -109,22 +114,26 @@ def test_other_flags_by_hand_through_a_prefix_and_through_a_file(site: Site, tmp
     site.clear_shm()
     site.log.write_text("")
     config = tmp_path / "mine.yaml"
-    config.write_text(f"model-path: {site.model}\ndevice: cpu\nmax-total-tokens: 64000\nenable-metrics: true\n")
+    flags = {"model-path": str(site.model), "device": "cpu", "max-total-tokens": 64000, "enable-metrics": True, **keys}
+    config.write_text(json.dumps(flags))
     site.start_by_hand("--config", str(config))
     found = site.check()
     assert sorted(named(found)) == [("main", "flag:max-total-tokens"), by_hand], found
     assert row_of(found, "flag:max-total-tokens")["where"] == "engine"
 
-    # The same server, launched by nobody: its port tells whose it is.
-    config.write_text("what it has read is another matter")
+    # The same server, launched by nobody: its port tells whose it is. What it has read is another matter.
+    config.write_text(json.dumps({**flags, "max-total-tokens": 128000}))
     found = site.check()
-    assert sorted(named(found)) == [("main", "flag:max-total-tokens"), by_hand], found
+    assert sorted(named(found)) == [("main", "command_line"), ("main", "flag:max-total-tokens"), by_hand], found
+    assert row_of(found, "command_line")["state"] == "unknown"
 
 
 def test_its_own_file_edited_while_it_runs(site: Site) -> None:
     """Nobody knows from the file what the process has read; the engine does."""
     config = site.launch_dir / "config.yaml"
     config.write_text(config.read_text().replace("128000", "64000"))
+    later = time.time() + 5  # a fast machine is here within the seconds that the clocks may be apart
+    os.utime(config, (later, later))
     found = site.check(site.flags())
     assert sorted(named(found)) == [("main", "flag:max-total-tokens"), ("main", "started_before_change")], found
     assert row_of(found, "flag:max-total-tokens")["where"] == "file"
@@ -300,7 +309,8 @@ def test_a_launch_of_an_older_version_has_nothing_to_compare_with(site: Site) ->
 
 def test_without_the_right_to_look_into_processes_all_is_unknown(site: Site) -> None:
     """As for a user who is not root: files are readable, the server's environment, port and mappings are not."""
-    arguments = {"servers": [site.settings], "state_dir": str(site.state), "expected_gpus": 0}
+    secrets = {site.name: site.secrets}
+    arguments = {"servers": [site.settings], "secrets": secrets, "state_dir": str(site.state), "expected_gpus": 0}
     argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *module_argv("server_drift")]
     done = site.ns.run(argv, 60, module_env(), stdin=json.dumps(arguments))
     found = parse_result(done.stdout, done.stderr)

@@ -21,7 +21,9 @@ PLACES = ("host", "file", "process", "engine")
 """The deeper a place, the nearer it is to what really answers."""
 
 _SEVERITIES = ("note", "warning", "critical")
-_UNTIL = re.compile(r"\buntil (\d{4}-\d\d-\d\d)\b")
+_UNTIL = re.compile(r"\buntil:? *(\d{4}-\d\d-\d\d)\b", re.IGNORECASE)
+_WILDCARD = re.compile(r"[*?\[]")
+_SUBJECT = re.compile(r"\w{3}")
 LOOK = "look at it as root; nothing was changed"
 
 
@@ -67,19 +69,39 @@ class Acceptance:
 
 def merge(rows: t.Iterable[Row]) -> tuple[Row, ...]:
     """One row for each server and item: that of the deepest place, with the other places beside it. What was seen
-    outranks what could not be seen."""
+    outranks what could not be seen; only a note does not, since it changes no verdict."""
     found: dict[tuple[t.Optional[str], str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.server, row.item), []).append(row)
-    return tuple(_merged(same) for same in found.values())
+    return tuple(row for same in found.values() for row in _merged(same))
 
 
-def _merged(rows: t.Sequence[Row]) -> Row:
-    seen = [row for row in rows if row.state != "unknown"] or list(rows)
-    deepest = max(seen, key=lambda row: PLACES.index(row.where))
-    severity = max((row.severity for row in seen), key=_SEVERITIES.index)
-    others = {row.where for row in seen} - {deepest.where}
+def _merged(rows: t.Sequence[Row]) -> t.Iterator[Row]:
+    seen = [row for row in rows if row.state != "unknown"]
+    hidden = [row for row in rows if row.state == "unknown"]
+    if seen:
+        yield _deepest(seen)
+    if hidden and all(row.severity == "note" for row in seen):
+        yield _deepest(hidden)
+
+
+def _deepest(rows: t.Sequence[Row]) -> Row:
+    deepest = max(rows, key=lambda row: PLACES.index(row.where))
+    severity = max((row.severity for row in rows), key=_SEVERITIES.index)
+    others = {row.where for row in rows} - {deepest.where}
     return dataclasses.replace(deepest, severity=severity, also=tuple(place for place in PLACES if place in others))
+
+
+def settle(
+    rows: t.Iterable[Row], accepted: t.Sequence[Acceptance], today: datetime.date
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """(what stands, what is accepted) of rows that are not merged yet. Where a difference is accepted, what could not
+    be seen of the same item stands beside it: the acceptance speaks of what was seen."""
+    given = tuple(rows)
+    standing, fine = accept(merge(given), accepted, today)
+    items = {(row.server, row.item) for row in fine}
+    hidden = [row for row in given if row.state == "unknown" and (row.server, row.item) in items]
+    return (*standing, *merge(hidden)), fine
 
 
 def accept(
@@ -137,20 +159,21 @@ def expired_waivers(
     server: str, waivers: t.Mapping[str, str], today: datetime.date, remedy: str
 ) -> tuple[Row, ...]:
     """Waivers of a server's plan whose reason names an end ("... until 2026-01-31"), the last day on which they hold,
-    that has passed."""
+    that has passed. Of several ends the last in the text counts: it was written when the waiver was extended."""
     rows = []
     for name, reason in sorted(waivers.items()):
-        for day in _UNTIL.findall(reason):
-            item = f"waiver_expired:{name}"
-            try:
-                until = datetime.date.fromisoformat(day)
-            except ValueError:
-                rows.append(unknown(server, item, f"its reason ends with no day of a calendar: until {day}", "file"))
-                break
-            if until < today:
-                found = f"it ended on {until.isoformat()}"
-                rows.append(Row(server, item, reason, found, "file", "warning", remedy, "expired_acceptance"))
-                break
+        days = _UNTIL.findall(reason)
+        if not days:
+            continue
+        item = f"waiver_expired:{name}"
+        try:
+            until = datetime.date.fromisoformat(days[-1])
+        except ValueError:
+            rows.append(unknown(server, item, f"its reason ends with no day of a calendar: until {days[-1]}", "file"))
+            continue
+        if until < today:
+            found = f"it ended on {until.isoformat()}"
+            rows.append(Row(server, item, reason, found, "file", "warning", remedy, "expired_acceptance"))
     return tuple(rows)
 
 
@@ -172,6 +195,9 @@ def parse_acceptance(raw: t.Mapping[str, t.Any], number: int) -> Acceptance:
         until = datetime.date.fromisoformat(str(raw.get("until")))
     except ValueError as error:
         raise ValueError(f"{where}: until is {raw.get('until')!r}; write the last day like 2026-01-31") from error
-    if raw["item"].strip("*?") == "":
-        raise ValueError(f"{where}: item {raw['item']!r} would accept everything; name what is accepted")
+    if _WILDCARD.search(raw["item"]) and not _SUBJECT.match(_WILDCARD.split(raw["item"])[0]):
+        raise ValueError(
+            f"{where}: item {raw['item']!r} would accept everything, or nearly so; name what is accepted, "
+            f"with a word before the first wildcard, like env:NCCL_*"
+        )
     return Acceptance(raw["server"], raw["item"], raw["reason"], until)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..sglang import flags as flag_tools
 from ..sglang.cmdline import LaunchedFlags
 from ..sglang.options import OptionTable
-from ..sglang.redact import MASK, Redactor, is_secret_name, is_secret_variable
+from ..sglang.redact import MASK, SECRET_FLAGS, Redactor, is_secret_flag, is_secret_name, is_secret_variable
 from ..sglang.running import RunningFlags, judge_flags
 from ..sglang.servers import Wanted, compare
 from .drift import Row, note, unknown
@@ -49,6 +49,7 @@ _ANY = ("group", "launcher")  # silence of the inventory leaves the choice to th
 class WantedServer:
     """A server's settings in the inventory. ``gpus``: UUIDs or indices; empty: all; None: not judged.
     ``secret_names``: variables that are given as secrets; they are never compared.
+    ``secret_flags``: SGLang's options for secrets that are given; only whether they are is compared.
     ``settings``: of `SETTINGS` what the inventory gives. ``start_s``: how long a start may take."""
 
     name: str
@@ -57,6 +58,7 @@ class WantedServer:
     port: t.Optional[int] = None
     environment: t.Mapping[str, str] = field(default_factory=dict)
     secret_names: frozenset[str] = frozenset()
+    secret_flags: frozenset[str] = frozenset()
     gpus: t.Optional[tuple[str, ...]] = None
     python: t.Optional[str] = None
     user: t.Optional[str] = None
@@ -83,6 +85,7 @@ class Place:
 
     ``flags`` None: not known (``problem``). ``partial``: its configuration file was written after the process had read
     it, so ``flags`` are those of the command line alone. ``gpus_problem``: why ``gpus`` are not known.
+    ``chosen``: variables that are known to have been chosen for this server, whatever their names are.
     """
 
     flags: t.Optional[LaunchedFlags]
@@ -93,6 +96,7 @@ class Place:
     user: t.Optional[str] = None
     problem: t.Optional[str] = None
     partial: bool = False
+    chosen: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,7 @@ def judge_server(wanted: WantedServer, seen: SeenServer) -> tuple[tuple[Row, ...
         rows += _place(wanted, seen.file, seen.options, "file")
     if seen.process is not None:
         rows += _place(wanted, seen.process, seen.options, "process")
+        rows += _partial(wanted, seen, seen.process)
     engine, compared = _engine(wanted, seen)
     rows += engine
     rows += _held(wanted, seen)
@@ -222,7 +227,9 @@ def _place(wanted: WantedServer, place: Place, options: t.Optional[OptionTable],
         place.gpus,
         gpus_known,
         options,
+        place.chosen,
     )
+    yield from _secret_flags(wanted, launched, place, where)
     for row in found.differences:
         kind, _dot, name = row.item.partition(".")
         if kind == "gpus":
@@ -236,6 +243,44 @@ def _place(wanted: WantedServer, place: Place, options: t.Optional[OptionTable],
         yield Row(wanted.name, "python", wanted.python, place.python, where, "warning", wanted.fix)
     if wanted.user is not None and place.user not in (None, wanted.user):
         yield Row(wanted.name, "user", wanted.user, place.user, where, "critical", wanted.fix)
+
+
+def _partial(wanted: WantedServer, seen: SeenServer, process: Place) -> t.Iterator[Row]:
+    """A configuration file that was written after the start. Of a launch's own process the launch's files tell, with
+    a row for the change; for any other nobody knows what it has read."""
+    if not process.partial or (seen.by_record and seen.file is not None):
+        return
+    path = None if process.flags is None else process.flags.config_path
+    why = f"its configuration file {path} was written after its start: what it has read can't be seen"
+    yield unknown(wanted.name, "command_line", why, "process", f"look at what was changed, or {wanted.fix}")
+
+
+def _secret_flags(
+    wanted: WantedServer, launched: t.Optional[LaunchedFlags], place: Place, where: str
+) -> t.Iterator[Row]:
+    """Whether keys are given at all: a server without one is open to everybody. Their values are never compared."""
+    if launched is None or place.flags is None:
+        return
+    found = place.flags.flags
+    if place.partial:
+        found = {name: value for name, value in found.items() if place.flags.sources.get(name) == "command line"}
+    given = given_secrets(found)
+    for name in SECRET_FLAGS:
+        want, has = name in wanted.secret_flags, name in given
+        if want != has and (has or launched.complete):
+            words = {True: "set", False: "not set"}
+            yield Row(wanted.name, f"flag:{name}", words[want], words[has], where, "critical", wanted.fix)
+
+
+def given_secrets(flags: t.Mapping[str, t.Any]) -> frozenset[str]:
+    """SGLang's options for secrets that have a value here; argparse takes abbreviations."""
+    names = [name for name in (flag_tools.normalise(str(key)) for key, value in flags.items() if value) if name]
+    return frozenset(
+        secret
+        for secret in SECRET_FLAGS
+        for name in names
+        if name == secret or (is_secret_flag(name) and secret.startswith(name))
+    )
 
 
 def same_python(one: str, other: str) -> bool:
@@ -301,6 +346,10 @@ def _engine(wanted: WantedServer, seen: SeenServer) -> tuple[list[Row], int]:
         why = f"/server_info: {seen.info_problem}"
         return [unknown(wanted.name, "engine", why, "engine", "mend what keeps it from answering; see its log")], 0
     judged = judge_flags(_plain(wanted.all_flags), RunningFlags(None, seen.options), seen.info)
+    if judged.compared == 0:
+        why = "/server_info: its answer has none of the flags that are wanted"
+        remedy = "look at what answers on its port, and at its log"
+        return [unknown(wanted.name, "engine", why, "engine", remedy)], 0
     return [
         Row(wanted.name, f"flag:{row.item}", row.wanted, row.found, "engine", "critical", wanted.fix)
         for row in judged.differences

@@ -16,9 +16,21 @@ from .flags import Difference
 from .options import OptionTable
 from .redact import is_secret_variable
 
-_RELEVANT = re.compile(r"(?:CUDA|NCCL|SGLANG|SGL|HF|TORCH|TRITON|NVIDIA|OMP|GLOO|UCX|MC|FLASHINFER)_\w+")
+_FAMILIES = (
+    *("CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NVTE", "NVSHMEM", "NCCL", "GLOO", "UCX", "MC", "MOONCAKE", "NIXL", "FI"),
+    *("HIP", "HSA", "ROCR", "RCCL", "SGLANG", "SGL", "VLLM", "DG", "DEEPEP", "FLASHINFER", "TRITON", "TVM"),
+    *("TORCH", "PYTORCH", "TORCHINDUCTOR", "TORCHDYNAMO", "HF", "HUGGINGFACE", "TRANSFORMERS", "TOKENIZERS"),
+    *("SAFETENSORS", "OMP", "KMP", "MKL", "OPENBLAS", "MALLOC", "XGRAMMAR", "OUTLINES"),
+)
+_SINGLE = (
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+)
+_RELEVANT = re.compile(rf"(?:{'|'.join(_FAMILIES)})_\w+|{'|'.join(_SINGLE)}")
 # Made by the launch itself, from the GPUs; these are compared as GPUs.
 _BY_GPUS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+BY_LAUNCH = frozenset({"PATH", "HOME", "USER", "LOGNAME", "LANG", *_BY_GPUS})
+"""What a launch sets itself, whatever the inventory has."""
 _BY_OPTIONS = ("host", "port")
 
 
@@ -80,7 +92,12 @@ def orphans(processes: t.Mapping[int, Process], trees: t.Iterable[t.Iterable[Mem
 
 def relevant_environment(environment: t.Mapping[str, str]) -> dict[str, str]:
     """The variables that decide how SGLang runs."""
-    return {name: value for name, value in sorted(environment.items()) if _RELEVANT.fullmatch(name)}
+    return {name: value for name, value in sorted(environment.items()) if _is_relevant(name)}
+
+
+def _is_relevant(name: str) -> bool:
+    # Proxies are obeyed in small letters as well.
+    return _RELEVANT.fullmatch(name.upper() if name.endswith("_proxy") else name) is not None
 
 
 @dataclass(frozen=True)
@@ -108,8 +125,10 @@ def compare(
     gpus: t.Optional[tuple[str, ...]],
     gpus_known: bool,
     options: t.Optional[OptionTable] = None,
+    chosen: t.Collection[str] = (),
 ) -> Comparison:
-    """What differs from what is wanted. ``gpus``: None stands for all of the host's."""
+    """What differs from what is wanted. ``gpus``: None stands for all of the host's. ``chosen``: variables that are
+    known to have been chosen for this server; they count as those do that decide how SGLang runs."""
     differences: list[Difference] = []
     unknown = False
     if wanted.flags is not None:
@@ -121,7 +140,7 @@ def compare(
         if environment is None:
             unknown = True
         else:
-            differences += _environment_differences(wanted.environment, environment)
+            differences += _environment_differences(wanted.environment, environment, chosen)
     if wanted.gpus is not None:
         if not gpus_known:
             unknown = True
@@ -143,10 +162,17 @@ def _flag_differences(
     return [Difference(f"flags.{row.item}", row.wanted, row.found) for row in rows]
 
 
-def _environment_differences(wanted: t.Mapping[str, str], found: t.Mapping[str, str]) -> list[Difference]:
-    """What is wanted must be there; beyond it, what decides how SGLang runs must not (secrets come by another way)."""
+def _environment_differences(
+    wanted: t.Mapping[str, str], found: t.Mapping[str, str], chosen: t.Collection[str]
+) -> list[Difference]:
+    """What is wanted must be there; beyond it, what decides how SGLang runs or was chosen must not (secrets come by
+    another way)."""
     rows = []
-    extra = {name for name in relevant_environment(found) if name not in _BY_GPUS and not is_secret_variable(name)}
+    extra = {
+        name
+        for name in found
+        if (_is_relevant(name) or name in chosen) and name not in _BY_GPUS and not is_secret_variable(name)
+    }
     for name in sorted({*wanted, *extra}):
         left, right = wanted.get(name), found.get(name)
         if left != right:

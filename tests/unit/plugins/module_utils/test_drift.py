@@ -18,7 +18,9 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift imp
     expired_waivers,
     lost,
     merge,
+    note,
     parse_acceptance,
+    settle,
     unknown,
     verdict_of,
 )
@@ -60,12 +62,21 @@ def test_unknown_is_never_accepted_away() -> None:
     [
         ({"server": "*", "item": "gpus", "until": "2026-01-31"}, "reason is missing"),
         ({"server": "*", "item": "gpus", "reason": "x", "until": "soon"}, "until is 'soon'"),
-        ({"server": "*", "item": "*", "reason": "x", "until": "2026-01-31"}, "would accept everything"),
+        *(
+            ({"server": "*", "item": item, "reason": "x", "until": "2026-01-31"}, "would accept everything")
+            for item in ("*", "[!_]*", "*:*", "?[a-z]*", "f*", "*_version", " *", "**")
+        ),
     ],
 )
 def test_an_acceptance_needs_a_reason_an_end_and_a_subject(raw: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("*", "[*]")):
         parse_acceptance(raw, 0)
+
+
+@pytest.mark.parametrize("item", ["env:NCCL_*", "holder:*/python train.py", "flag:*", "unit_*", "gpus", "gpu:[01]"])
+def test_a_pattern_with_a_subject_is_fine(item: str) -> None:
+    raw = {"server": "*", "item": item, "reason": "x", "until": "2026-01-31"}
+    assert parse_acceptance(raw, 0).item == item
 
 
 def test_drifted_outranks_unknown_and_unknown_in_sync() -> None:
@@ -95,6 +106,17 @@ def test_a_waiver_holds_on_its_last_day_and_not_on_the_next() -> None:
     reason = "tested on 400 questions, ticket 12, until 2026-01-31"
     assert waived(reason) == []
     assert waived(reason, TODAY + datetime.timedelta(days=1)) == [("waiver_expired:fp8_kv", "expired_acceptance")]
+
+
+@pytest.mark.parametrize("words", ["Until 2026-01-01", "until: 2026-01-01", "UNTIL:2026-01-01", "until  2026-01-01"])
+def test_an_end_is_an_end_however_it_is_written(words: str) -> None:
+    assert waived(f"tested, {words}") == [("waiver_expired:fp8_kv", "expired_acceptance")]
+
+
+def test_of_several_ends_the_last_counts() -> None:
+    assert waived("ticket 1, until 2025-01-31, extended until 2099-01-31") == []
+    assert waived("ticket 1, until 2099-01-31, cut to until 2025-01-31") != []
+    assert waived("until 2025-02-30, then until 2099-01-31") == []
 
 
 def test_a_waiver_without_an_end_never_expires() -> None:
@@ -127,3 +149,22 @@ def test_one_row_for_each_item_of_the_deepest_place_with_the_gravest_severity() 
 def test_what_was_seen_outranks_what_could_not_be_seen() -> None:
     (row,) = merge([unknown("chat", ROW.item, "refused", "engine"), ROW])
     assert (row.state, row.where) == ("drift", "process")
+
+
+def test_what_could_not_be_seen_stands_beside_what_is_accepted() -> None:
+    """The acceptance speaks of the difference that was seen; in the other place there may be another."""
+    hidden = unknown("chat", ROW.item, "refused", "engine")
+    standing, fine = settle([hidden, ROW], [acceptance()], TODAY)
+    assert (standing, [row.state for row in fine]) == ((hidden,), ["accepted"])
+    assert verdict_of(standing) == "unknown"
+    # Where the difference stands itself, it says enough.
+    standing, fine = settle([hidden, ROW], [], TODAY)
+    assert (standing, fine) == ((ROW,), ())
+    assert settle([unknown("embed", ROW.item, "refused"), ROW], [acceptance()], TODAY)[0][0].server == "embed"
+
+
+def test_a_note_hides_nothing_that_could_not_be_seen() -> None:
+    seen = note("chat", "fingerprint", "kept", "none", "file", "relaunch it")
+    rows = merge([seen, unknown("chat", "fingerprint", "x")])
+    assert [(row.severity, row.state) for row in rows] == [("note", "drift"), ("warning", "unknown")]
+    assert verdict_of(rows) == "unknown"

@@ -19,6 +19,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift_ser
     SeenServer,
     UnitSeen,
     WantedServer,
+    given_secrets,
     judge_server,
     same_python,
 )
@@ -298,6 +299,35 @@ def test_a_configuration_file_that_was_written_after_the_start_says_nothing_of_t
     assert [(row.item, row.where) for row in found] == [("flag:max-total-tokens", "file"), ("flag:tp-size", "process")]
 
 
+def test_such_a_file_of_a_server_that_nobody_launched_hides_what_it_has_read() -> None:
+    """No file of a launch stands for it, so what is not on the command line is unknown."""
+    edited = place(partial=True, flags=launched_flags(
+        ["python3", "-m", "sglang.launch_server", "--config", "/mine.yaml", "--model", "/m", "--port", "30000"],
+        lambda path: "tp-size: 1\nmem-fraction-static: 0.9\nmax-total-tokens: 128k\n",
+    ))  # fmt: skip
+    for others in ({"file": None, "by_record": True}, {"by_record": False}):
+        found = rows(seen(process=edited, **others))
+        (row,) = [row for row in found if row.state == "unknown"]
+        assert (row.item, row.where, "/mine.yaml" in row.found) == ("command_line", "process", True)
+    assert rows(seen(process=edited)) == []
+
+
+@pytest.mark.parametrize("info", [{}, {"internal_states": []}])
+def test_an_answer_that_has_none_of_the_flags_tells_nothing(info: dict[str, t.Any]) -> None:
+    (row,) = rows(seen(info=info))
+    assert (row.item, row.state, row.where) == ("engine", "unknown", "engine")
+
+
+def test_a_variable_that_was_chosen_at_the_launch_and_is_wanted_no_more() -> None:
+    """Whatever its name is. Where it only stands beside others in a process, nobody knows who chose it."""
+    both = {"NCCL_DEBUG": "INFO", "PATH": "/bin", "MY_SWITCH": "1"}
+    chosen = frozenset({"NCCL_DEBUG", "MY_SWITCH"})
+    (row,) = rows(seen(file=place(environment=both, chosen=chosen), process=place(environment=both)))
+    assert (row.item, row.wanted, row.found, row.where) == ("env:MY_SWITCH", None, "1", "file")
+    assert rows(seen(file=place(environment=both, chosen=chosen), process=place(environment=both)),
+                want(environment={"NCCL_DEBUG": "INFO", "MY_SWITCH": "1"})) == []  # fmt: skip
+
+
 def test_a_name_of_the_same_interpreter_is_no_drift() -> None:
     assert same_python("/v/bin/python", "/v/bin/python3.12")
     assert not same_python("/v/bin/python", "/w/bin/python")
@@ -306,10 +336,34 @@ def test_a_name_of_the_same_interpreter_is_no_drift() -> None:
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
 
+KEYED = frozenset({"api-key"})
+
+
+@pytest.mark.parametrize("shown", ["--api-key ********", "--api-key=sk-1", "--api-k sk-1"])
+def test_whether_there_is_a_key_is_compared_and_no_more(shown: str) -> None:
+    assert rows(seen(file=place(shown), process=place(shown)), want(secret_flags=KEYED)) == []
+    (row,) = rows(seen(file=place(shown), process=place(shown)))
+    assert (row.item, row.wanted, row.found, row.severity) == ("flag:api-key", "not set", "set", "critical")
+
+
+def test_a_server_that_runs_open_though_it_should_have_a_key() -> None:
+    (row,) = rows(seen(), want(secret_flags=KEYED))
+    assert (row.item, row.wanted, row.found) == ("flag:api-key", "set", "not set")
+    assert (row.where, row.also) == ("process", ("file",))
+    # Where the command line is not known in full, silence of it says nothing.
+    unread = launched_flags(["python3", "-m", "sglang.launch_server", "--config", "/c"], lambda path: None)
+    found = rows(seen(process=place(flags=unread)), want(secret_flags=KEYED))
+    assert [(one.item, one.where) for one in found if one.item == "flag:api-key"] == [("flag:api-key", "file")]
+
+
+def test_given_secrets() -> None:
+    flags = {"api_key": "********", "--admin-api": "x", "ssl_keyfile": "/k", "ssl-keyfile-password": "", "a": "x"}
+    assert given_secrets(flags) == {"api-key", "admin-api-key"}
+
 
 def test_secrets_are_neither_compared_nor_shown() -> None:
     names = frozenset({"MY_KEY", "HF_ENDPOINT"})  # whatever a variable is called, it may be given as a secret
-    wanted = want(environment={**WANTED.environment, "HF_TOKEN": "hf_wanted"}, secret_names=names)
+    wanted = want(environment={**WANTED.environment, "HF_TOKEN": "hf_wanted"}, secret_names=names, secret_flags=KEYED)
     environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_other", "MY_KEY": "k", "HF_ENDPOINT": "hf_place"}
     info = {"api_key": "sk-2", "tp_size": 1}
     found = rows(seen(file=None, process=place("--api-key sk-1", environment=environment), info=info), wanted)

@@ -103,3 +103,23 @@ def test_what_is_not_known_is_not_equal(
 def test_a_sure_difference_counts_even_where_the_rest_is_unknown() -> None:
     compared = servers.compare(servers.Wanted(flags={"tp": 1}), launched(False, tp_size="2"), {}, None, True)
     assert compared.matches is False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+        *("NVSHMEM_DEBUG", "TRANSFORMERS_OFFLINE", "HTTP_PROXY", "https_proxy", "NVTE_X", "NCCL_ALGO"),
+    ],
+)
+def test_a_variable_that_decides_how_sglang_runs_and_is_not_wanted(name: str) -> None:
+    compared = servers.compare(servers.Wanted(environment={}), launched(), {name: "x"}, None, True)
+    assert [row.item for row in compared.differences] == [f"environment.{name}"]
+
+
+@pytest.mark.parametrize("name", ["HOME", "PATH", "INVOCATION_ID", "MY_LD_PRELOAD", "PYTHONUNBUFFERED", "my_proxy"])
+def test_other_variables_count_only_where_they_were_chosen(name: str) -> None:
+    wanted = servers.Wanted(environment={})
+    assert servers.compare(wanted, launched(), {name: "x"}, None, True).matches is True
+    compared = servers.compare(wanted, launched(), {name: "x"}, None, True, chosen=[name])
+    assert [row.item for row in compared.differences] == [f"environment.{name}"]
