@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible import context
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.cleanslate.sglang.plugins.filter.inventory import plain_value
@@ -59,6 +60,20 @@ def drift_overview(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], name
     return drift_table.drift_overview({host: hostvars[host].get(name, {}) for host in hosts})
 
 
+def drift_target(target: str) -> str:
+    """The target as it is. Raises where the command line would leave tasks out of drift.yml: a check of nothing would
+    end as one that found nothing."""
+    problem = drift_settings.left_out(context.CLIARGS)
+    if problem is not None:
+        raise AnsibleFilterError(problem)
+    return target
+
+
+def drift_unasked(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str]) -> list[str]:
+    """The hosts on which the check neither ran nor said why not."""
+    return [host for host in hosts if not drift_table.was_asked(hostvars[host])]
+
+
 def schedule_command(settings: Variables) -> list[str]:
     """The words of the scheduled command."""
     return drift_schedule.command(plain_value(settings))
@@ -97,6 +112,8 @@ class FilterModule:
             "drift_schedule_files": schedule_files,
             "drift_schedule_problems": schedule_problems,
             "drift_secrets": drift_secrets,
+            "drift_target": drift_target,
+            "drift_unasked": drift_unasked,
             "drift_why": drift_table.drift_why,
             "systemd_environment": drift_schedule.systemd_environment,
             "systemd_words": systemd_words,

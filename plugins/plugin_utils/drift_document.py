@@ -28,7 +28,8 @@ _OF_ROW = ("server", "item", "state", "severity", "since")
 @dataclass(frozen=True)
 class Run:
     """One run. ``status``: successful, failed, timeout, canceled or error; ``problems``: why not every host could be
-    asked (each makes the run unknown); ``notes``: worth knowing, no more."""
+    asked (each makes the run unknown); ``notes``: worth knowing, no more. ``gone``: hosts of the document before that
+    the inventory no longer has."""
 
     run_id: str
     started: float
@@ -39,6 +40,7 @@ class Run:
     limit: t.Optional[str]
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -85,8 +87,9 @@ def build(
 ) -> JSON:
     """The new document. ``previous`` is the one that it replaces, where there is one.
 
-    A run with a limit replaces its own hosts only. A host that another run has seen later than this one keeps that
-    answer. A kept answer that is older than ``fresh_s`` is unknown.
+    A run replaces its own hosts, and those that are gone leave; the others stay, since it may have asked a part of
+    the fleet only. A host that another run has seen later than this one keeps that answer. A kept answer that is older
+    than ``fresh_s`` is unknown.
     """
     before = {host["name"]: host for host in (previous or {}).get("hosts", ())}
     mine = [_host(answer, before.get(answer.name), run) for answer in answers]
@@ -95,7 +98,7 @@ def build(
         seen = moment_of(old.get("checked_at")) or 0.0
         if name in hosts and _is_later(seen, hosts[name], run) and old["state"] == "answered":
             hosts[name] = {**old, "in_this_run": True}
-        elif name not in hosts and run.limit is not None:
+        elif name not in hosts and name not in run.gone:
             hosts[name] = _kept(old, run, fresh_s)
     ordered = [hosts[name] for name in sorted(hosts)]
     verdict = fleet_verdict([host["verdict"] for host in ordered] + ["unknown"] * bool(run.problems))

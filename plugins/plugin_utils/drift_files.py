@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -31,6 +32,9 @@ RUNS, KEPT_RUNS = ".runs", "runs"
 LOCK_DEADLINE_S = 60.0
 _LATEST_LIMIT = 512 * 2**20
 _TEMPORARY = ".tmp"
+_RANDOM_BYTES = 6
+_NAMES = "|".join(re.escape(name) for name in (LATEST, HISTORY, METRICS, JUNIT, PAGE))
+_OURS = re.compile(rf"\.({_NAMES})\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}{re.escape(_TEMPORARY)}")
 
 
 class DriftFilesError(Exception):
@@ -68,8 +72,9 @@ class Store:
     def _sweep(self) -> None:
         """What killed runs left: only a holder of the lock writes such files, and that is us now."""
         for path in self.directory.glob(f".*{_TEMPORARY}"):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            if _OURS.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
 
     # --- the newest document ------------------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ def _try_lock(fd: int) -> bool:
 def write_atomic(path: Path, content: t.Union[str, bytes]) -> None:
     """A file, whole or not at all. Its name meanwhile begins with a dot and ends in .tmp, which no collector reads."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}{_TEMPORARY}")
     try:
         # Readable as the umask says: others than the owner collect metrics and serve the page.
         with open(temporary, "xb") as handle:

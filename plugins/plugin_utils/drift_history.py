@@ -4,8 +4,8 @@
 """The history of drift checks, history.jsonl: one JSON object a line, pure functions over lines.
 
 Each run adds a line. After ``FINE_DAYS`` the lines of a day become one, with each host's worst verdict of that day;
-what is older than the days to keep goes, and where the file is still too large the oldest go first. So years of checks
-stay a few megabytes.
+beyond the days to keep the oldest go, and where the file is still too large more of them. So years of checks stay a
+few megabytes. Only days with checks are counted: a clock that once was wrong makes nothing old.
 """
 
 from __future__ import annotations
@@ -108,17 +108,17 @@ def needs_compaction(first: t.Optional[bytes], last: t.Optional[bytes], size: in
 
 
 def compact(raw_lines: t.Iterable[bytes], now: float, limits: Limits, reserve: int = 0) -> list[bytes]:
-    """The lines that stay, the oldest first, as bytes. ``reserve``: bytes of the line that is added after them."""
-    oldest = _day_of(now) - limits.days + 1
-    fine = _day_of(now) - FINE_DAYS + 1
+    """The lines that stay, the oldest first, as bytes. ``reserve``: bytes of the line that is added after them, at
+    the time ``now``."""
     kept = []
     for raw in raw_lines:
         line = parse(raw)
         if line is not None:
-            moment = _moment(line)
-            if _day_of(moment) >= oldest:
-                kept.append((moment, raw if raw.endswith(b"\n") else raw + b"\n", line))
+            kept.append((_moment(line), raw if raw.endswith(b"\n") else raw + b"\n", line))
     kept.sort(key=lambda each: each[0])
+    days = sorted({_day_of(moment) for moment, _raw, _line in kept} | {_day_of(now)})
+    oldest, fine = days[-limits.days :][0], days[-FINE_DAYS:][0]
+    kept = [each for each in kept if _day_of(each[0]) >= oldest]
     written: list[bytes] = []
     for day, group in itertools.groupby(kept, key=lambda each: _day_of(each[0])):
         of_day = list(group)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .drift_answers import JSON
 from .drift_document import EXIT_CODES, moment_of
 
 PREFIX = "cleanslate_drift_"
@@ -71,7 +72,7 @@ def render(document: t.Mapping[str, t.Any]) -> str:
         "gpu_memory_used_bytes",
         "GPU memory in use when the host was asked.",
         (
-            ({"host": host["name"], "gpu": gpu["index"], "uuid": gpu["uuid"] or ""}, gpu["used_mib"] * 2.0**20)
+            ({"host": host["name"], **_gpu_labels(gpu)}, gpu["used_mib"] * 2.0**20)
             for host in hosts
             for gpu in _gpus(host)
             if gpu["used_mib"] is not None
@@ -135,10 +136,16 @@ def _once(servers: t.Sequence[t.Mapping[str, t.Any]]) -> list[t.Mapping[str, t.A
 
 
 def _gpus(host: t.Mapping[str, t.Any]) -> list[t.Mapping[str, t.Any]]:
-    found: dict[t.Any, t.Mapping[str, t.Any]] = {}
+    """GPUs by what their labels say, the first of each, for the same reason."""
+    found: dict[tuple[str, str], t.Mapping[str, t.Any]] = {}
     for gpu in host["host"]["gpus"] if host["host"] else ():
-        found.setdefault((gpu["index"], gpu["uuid"]), gpu)
+        labels = _gpu_labels(gpu)
+        found.setdefault((str(labels["gpu"]), str(labels["uuid"])), gpu)
     return list(found.values())
+
+
+def _gpu_labels(gpu: t.Mapping[str, t.Any]) -> JSON:
+    return {"gpu": gpu["index"], "uuid": gpu["uuid"] or ""}
 
 
 def _labels(labels: Labels) -> str:

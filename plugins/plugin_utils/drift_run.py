@@ -37,7 +37,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact im
     is_secret_name,
     is_secret_variable,
 )
-from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import run_bounded
+from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import Completed, run_bounded
 
 from . import drift_document, drift_history, drift_junit, drift_metrics, drift_notify
 from .drift_answers import JSON, Collector, HostAnswer, text
@@ -48,6 +48,14 @@ LIST_DEADLINE_S = 180.0
 STUCK_AFTER_S = 45.0  # ansible-runner looks at its timeout every 5 s; it has this long to end what it started
 KEPT_RUNS = 5
 SHOWN_ROWS = 40
+_DEFAULT_TARGET = "sglang"  # of drift.yml
+_WHOLE = """- name: Whom a run without a limit would check
+  hosts: "{{ target | default('sglang') }}"
+  gather_facts: false
+- name: All hosts of the inventory
+  hosts: all
+  gather_facts: false
+"""
 _WRAPPER = """- name: The check of the collection that this runner belongs to
   ansible.builtin.import_playbook: cleanslate.sglang.drift
 """
@@ -91,6 +99,8 @@ class Outcome:
     rc: t.Optional[int]
     problems: tuple[str, ...] = ()
     expected_known: bool = True
+    gone: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
@@ -161,10 +171,11 @@ def parse(argv: t.Sequence[str]) -> Options:
     passed += [word for each in given.vault_password_file for word in ("--vault-password-file", each)]
     passed += ["-c", given.connection] if given.connection else []
     passed += ["-f", str(given.forks)] if given.forks else []
+    passed += [f"--limit={given.limit}"] if given.limit is not None else []
     return Options(
         out=given.out.expanduser().absolute(),
         inventory=tuple(_inventory(each) for each in given.inventory),
-        limit=given.limit,
+        limit=_limit_in([*passed, *rest]),
         arguments=(*passed, *rest),
         timeout_s=given.timeout,
         fresh_s=given.fresh_s,
@@ -179,6 +190,20 @@ def _split(argv: t.Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
+
+
+def _limit_in(words: t.Sequence[str]) -> t.Optional[str]:
+    """The limit among the words for ansible-playbook; of several it takes the last."""
+    found = None
+    for word, after in zip(words, [*words[1:], None]):
+        name, equals, value = word.partition("=")
+        if word == "-l" or (name in ("--limit", "--limi", "--lim") and not equals):
+            found = after
+        elif name in ("--limit", "--limi", "--lim"):
+            found = value
+        elif word.startswith("-l") and len(word) > 2:
+            found = word[2:]
+    return found
 
 
 def _inventory(source: str) -> str:
@@ -209,6 +234,8 @@ def run(options: Options) -> int:
             inventory=options.inventory,
             limit=options.limit,
             problems=outcome.problems,
+            notes=outcome.notes,
+            gone=outcome.gone,
         )
         document, previous, failures = publish(options, store, facts, outcome)
         if options.hook is not None and drift_notify.is_due(options.hook, document, previous):
@@ -219,17 +246,24 @@ def run(options: Options) -> int:
 
 def _check(options: Options, store: Store, run_id: str, signals: _Signals) -> Outcome:
     """Ask the hosts. Whatever goes wrong on the way is an outcome, and so gets into the reports."""
-    expected: t.Optional[list[str]] = None
+    expected: t.Optional[tuple[str, ...]] = None
     collector = Collector()
     status, rc = "error", None
     problems: list[str] = []
+    gone: frozenset[str] = frozenset()
+    notes: list[str] = []
     try:
         runner = _ansible_runner()
         with store.run_directory(run_id, KEPT_RUNS if options.keep_run else None) as directory:
             try:
                 site = _Site(options, directory)
                 with signals.interrupting():
-                    expected = site.hosts()
+                    listed = site.hosts()
+                    expected = listed.hosts
+                    try:
+                        gone = site.gone(listed, _known(store))
+                    except CheckError as error:
+                        notes = [f"no host was taken out of the reports: {error}"]
                 status, rc, problems = site.play(runner, collector, signals)
             finally:
                 _end_children(str(directory), signals.children_before)
@@ -243,7 +277,22 @@ def _check(options: Options, store: Store, run_id: str, signals: _Signals) -> Ou
     if answers and expected and all(answer.state != "no_answer" for answer in answers):
         # Everybody answered: what came to grief after that hides nothing.
         problems = []
-    return Outcome(tuple(answers), status, rc, tuple(text(each, 1000) for each in problems), expected is not None)
+    told = tuple(text(each, 1000) for each in problems)
+    return Outcome(tuple(answers), status, rc, told, expected is not None, gone, tuple(notes))
+
+
+def _known(store: Store) -> list[str]:
+    """The hosts of the reports as they are now."""
+    previous, _broken = store.latest()
+    return [] if previous is None else [host["name"] for host in previous["hosts"]]
+
+
+@dataclass(frozen=True)
+class Play:
+    """A play as --list-hosts shows it: whom it means, and who that is."""
+
+    pattern: str
+    hosts: tuple[str, ...]
 
 
 class CheckError(Exception):
@@ -274,7 +323,7 @@ class _Site:
         (project / "collections/ansible_collections/cleanslate/sglang").symlink_to(ROOT)
         self.playbook = project / "drift.yml"
         self.playbook.write_text(_WRAPPER)
-        self.arguments = [*options.arguments, *(["--limit", options.limit] if options.limit is not None else [])]
+        self.arguments = list(options.arguments)
 
     @staticmethod
     def _program() -> str:
@@ -297,10 +346,36 @@ class _Site:
             added["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(control)
         return added
 
-    def hosts(self) -> list[str]:
-        """The hosts that must answer: those of the playbook's first play."""
+    def hosts(self) -> Play:
+        """The play whose hosts must answer: the playbook's first."""
+        done = self._listed(self.arguments, self.playbook)
+        plays = listed_plays(done.stdout)
+        if not plays or not plays[0].hosts:
+            where = ", ".join(self.options.inventory) or "Ansible's own inventory"
+            why = last_error(done.stderr) or "its hosts, the limit and the target have nothing in common"
+            raise CheckError(f"no host to check in {where}: {why}")
+        return plays[0]
+
+    def gone(self, listed: Play, known: t.Sequence[str]) -> frozenset[str]:
+        """Of the hosts of the reports those that the inventory no longer has. Whatever way a run was narrowed, what it
+        left out stays. The inventory is read once more only where something might be gone."""
+        missing = set(known) - set(listed.hosts)
+        if not missing or self.options.limit is not None:
+            return frozenset()
+        whole = self.directory / "project" / "whole.yml"
+        whole.write_text(_WHOLE)
+        plays = listed_plays(self._listed([*self.arguments, "--limit", "all"], whole).stdout)
+        if len(plays) != 2:
+            raise CheckError("the inventory's hosts can't be listed: ansible-playbook --list-hosts says something else")
+        target, everybody = plays
+        # Who left the default group is not meant any more. Another target may be a part of the fleet.
+        still = target.hosts if listed.pattern == _DEFAULT_TARGET else (*target.hosts, *everybody.hosts)
+        return frozenset(missing.difference(still))
+
+    def _listed(self, arguments: t.Sequence[str], playbook: Path) -> Completed:
+        """What --list-hosts says."""
         sources = [word for each in self.options.inventory for word in ("-i", each)]
-        argv = [self.program, "--list-hosts", *sources, *self.arguments, str(self.playbook)]
+        argv = [self.program, "--list-hosts", *sources, *arguments, str(playbook)]
         environment = {**os.environ, **self.environment(), "ANSIBLE_FORCE_COLOR": "0"}
         done = run_bounded(argv, LIST_DEADLINE_S, environment)
         if done.timed_out:
@@ -308,12 +383,7 @@ class _Site:
         if not done.ok:
             words = done.error or last_error(done.stderr + "\n" + done.stdout)
             raise CheckError(f"the hosts can't be listed (exit status {done.rc}): {words}")
-        names = listed_hosts(done.stdout)
-        if not names:
-            where = ", ".join(self.options.inventory) or "Ansible's own inventory"
-            why = last_error(done.stderr) or "its hosts, the limit and the target have nothing in common"
-            raise CheckError(f"no host to check in {where}: {why}")
-        return names
+        return done
 
     def play(self, runner: t.Any, collector: Collector, signals: _Signals) -> tuple[str, t.Optional[int], list[str]]:
         """(status, exit status, problems) of the playbook."""
@@ -357,20 +427,22 @@ class _Site:
         return [f"ansible-playbook ended with exit status {one.rc}: {words or 'it wrote nothing about it'}"]
 
 
-def listed_hosts(output: str) -> list[str]:
-    """The hosts of the first play, from what --list-hosts prints."""
-    names: list[str] = []
+def listed_plays(output: str) -> list[Play]:
+    """What --list-hosts prints."""
+    plays: list[tuple[str, list[str]]] = []
     inside = False
     for line in output.splitlines():
-        if re.match(r"^ {2}play #(?!1\b)\d+ ", line):
-            break
-        if re.match(r"^ {4}hosts \(\d+\):$", line):
-            inside = True
+        start = re.match(r"^ {2}play #\d+ \((.*?)\): ", line)
+        if start:
+            plays.append((start.group(1), []))
+            inside = False
+        elif re.match(r"^ {4}hosts \(\d+\):$", line):
+            inside = bool(plays)
         elif inside and line.startswith("      "):
-            names.append(line.strip())
+            plays[-1][1].append(line.strip())
         elif inside:
             inside = False
-    return names
+    return [Play(pattern, tuple(names)) for pattern, names in plays]
 
 
 def last_error(output: str) -> str:

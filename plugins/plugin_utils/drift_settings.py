@@ -50,6 +50,17 @@ def expected_gpus(given: t.Any, servers: Servers, defaults: t.Mapping[str, t.Any
     return 0 if devices == {"cpu"} else None
 
 
+def left_out(arguments: t.Mapping[str, t.Any]) -> t.Optional[str]:
+    """Why tasks of drift.yml would be left out; ``arguments``: of ansible-playbook. All its tasks have the tag always.
+    """
+    if arguments.get("start_at_task"):
+        return "--start-at-task would leave out what comes before it: a check runs as a whole"
+    skipped = sorted({"always", "tagged"}.intersection(arguments.get("skip_tags") or ()))
+    if skipped:
+        return f"--skip-tags {','.join(skipped)} would leave out everything: a check runs as a whole"
+    return None
+
+
 def timeout_s(servers: Servers, nvml_deadline_s: float = 10) -> int:
     """The net above the module's own deadlines, in seconds."""
     return int(nvml_deadline_s * _NVML_LOOKS) + _HOST_S + _SERVER_S * len(servers)

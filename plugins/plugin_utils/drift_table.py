@@ -216,6 +216,12 @@ def drift_overview(results: t.Mapping[str, t.Any]) -> list[str]:
     return lines
 
 
+def was_asked(variables: t.Mapping[str, t.Any]) -> bool:
+    """Whether a host's variables hold an answer, or why it could not be asked; drift.yml shows each of these."""
+    refused = variables.get("drift_refused")
+    return ran(variables.get("drift_result")) or (isinstance(refused, t.Mapping) and bool(refused.get("failed")))
+
+
 _ORDER = ("in sync", "drifted", "unknown", "unreachable", "not checked")
 
 

@@ -204,6 +204,33 @@ def test_a_limit_keeps_the_others_and_its_status_is_of_those_asked(fleet: DriftF
     assert list(fleet.history()[-1]["hosts"]) == ["gpu01"]
 
 
+def test_however_a_run_is_narrowed_the_others_stay(fleet: DriftFleet) -> None:
+    """Its target is a host, or the limit stands behind --. Who left the inventory leaves the reports."""
+    fleet.hosts["gpu02"] = DRIFTED
+    fleet.hosts["gpu03"] = IN_SYNC
+    assert fleet.run().rc == 10
+    for arguments, limit in ((("-e", "target=gpu01"), None), (("--", "--limit", "gpu01"), "gpu01")):
+        done = fleet.run(*arguments)
+        assert done.rc == 0, done
+        document = fleet.latest()
+        assert [host["name"] for host in document["hosts"]] == ["gpu01", "gpu02", "gpu03"]
+        assert (document["verdict"], document["run"]["hosts"], document["run"]["limit"]) == ("drifted", 1, limit)
+        assert fleet.metrics()["host_verdict", "gpu02/drifted"] == 1
+    del fleet.hosts["gpu03"]
+    assert fleet.run("-e", "target=gpu01").rc == 0
+    assert [host["name"] for host in fleet.latest()["hosts"]] == ["gpu01", "gpu02"]
+    del fleet.hosts["gpu02"]
+    assert fleet.run().rc == 0
+    assert [host["name"] for host in fleet.latest()["hosts"]] == ["gpu01"]
+
+
+@pytest.mark.parametrize("words", [("--skip-tags", "always"), ("--start-at-task", "nothing")])
+def test_a_run_that_leaves_the_check_out_is_unknown(fleet: DriftFleet, words: tuple[str, str]) -> None:
+    done = fleet.run("--", *words)
+    assert done.rc == 20 and f"{words[0]}" in done.stdout and "a check runs as a whole" in done.stdout, done
+    assert fleet.asked() == []
+
+
 def test_a_host_that_checks_itself(fleet: DriftFleet) -> None:
     fleet.hosts["gpu02"] = DRIFTED
     inventory = json.loads(fleet.inventory().read_text())
@@ -217,8 +244,11 @@ def test_a_host_that_checks_itself(fleet: DriftFleet) -> None:
 
 def test_a_notification_that_fails_is_told_and_changes_no_status(fleet: DriftFleet) -> None:
     fleet.hosts["gpu01"] = DRIFTED
-    done = fleet.run("--notify", hook(fleet, "cat >/dev/null; echo api_key=sk-told-Secret no route >&2; exit 3"))
-    assert done.rc == 10 and "notify: hook: exit status 3: api_key=******** no route" in done.stderr, done
+    complaint = "echo https://chat.example/told-Secret no route >&2"
+    done = fleet.run("--notify", hook(fleet, f"cat >/dev/null; {complaint}; exit 3"))
+    assert done.rc == 10 and "notify: hook: exit status 3\n" in done.stderr, done
+    for path in (fleet.out / name for name in ("latest.json", "index.html", "history.jsonl")):
+        assert "told-Secret" not in path.read_text()
     fleet.all_valid()
     assert fleet.latest()["notification"]["ok"] is False
     assert fleet.metrics()["notify_failed", ""] == 1

@@ -225,6 +225,44 @@ def test_a_check_of_nobody_fails(host: PlaybookHost, arguments: tuple[str, ...],
     assert not run.of_action("server_drift")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("--tags", "x"), ("--skip-tags", "all"), ("--skip-tags", "x,untagged"), ("--tags", "never")]
+)
+def test_tags_leave_nothing_out(host: PlaybookHost, arguments: tuple[str, ...]) -> None:
+    host.servers = []
+    host.variables["sglang_expected_gpus"] = 7
+    run = host.run("drift.yml", *arguments)
+    assert run.rc == 2 and marked(table_of(run)) == [["CRITICAL", "(host)", "gpu_count"]], run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        (("--skip-tags", "always"), {}),
+        (("--skip-tags", "tagged"), {}),
+        ((), {"ANSIBLE_SKIP_TAGS": "always"}),
+        (("--start-at-task", "nothing like it"), {}),
+        (("--start-at-task", "Fail where a host is not in sync"), {}),
+    ],
+)
+def test_a_check_that_would_be_left_out_is_refused(
+    host: PlaybookHost, arguments: tuple[str, ...], env: dict[str, str]
+) -> None:
+    run = host.run("drift.yml", *arguments, env=env)
+    assert run.rc != 0 and "a check runs as a whole" in run.stdout + run.stderr, run
+    assert not run.tasks
+
+
+def test_a_host_that_nothing_was_learnt_of_fails_the_check(host: PlaybookHost) -> None:
+    """Somebody's strategy or plugin may end a host in silence; here it is a task of the role that is gone."""
+    host.servers = []
+    book = host.directory / "silent.yml"
+    plays = (ROOT / "playbooks" / "drift.yml").read_text()
+    book.write_text("- {hosts: sglang, gather_facts: false}\n" + plays[plays.index("- name: See that somebody") :])
+    run = host.run(str(book))
+    assert run.rc == 2 and "not checked, so nothing is known: gpu01" in run.stdout, run.stdout
+
+
 # --- the schedule: only looked at, since it is the machine's own ------------------------------------------------------
 
 

@@ -126,6 +126,7 @@ def test_changes_of_verdicts_and_hosts() -> None:
             ok("d", answer()),
             expected=["a", "b", "d"],
             previous=before,
+            gone=frozenset({"c"}),
         )
     )
     found = [(each["host"], each["what"], each["before"], each["now"]) for each in now["changes"]]
@@ -162,8 +163,20 @@ def test_a_limit_replaces_its_own_hosts_only() -> None:
     ]
     # What was asked is in sync; the fleet is not.
     assert (found["verdict"], found["run"]["verdict"], found["run"]["exit_code"]) == ("drifted", "in_sync", 0)
-    whole = document(ok("b", answer()), expected=["b"], previous=before, finished=NOW + HOUR)
-    assert [host["name"] for host in whole["hosts"]] == ["b"]
+
+
+def test_a_host_vanishes_only_where_it_is_known_to_be_gone() -> None:
+    """Also without a limit: a target, or what follows --, can narrow a run as well."""
+    before = document(ok("a", answer([server("chat", [row("user")])])), ok("b", answer()), expected=["a", "b"])
+    found = valid(document(ok("b", answer()), expected=["b"], previous=before, finished=NOW + HOUR))
+    assert [(host["name"], host["verdict"]) for host in found["hosts"]] == [("a", "drifted"), ("b", "in_sync")]
+    assert found["verdict"] == "drifted" and found["changes"] == []
+    gone = frozenset({"a"})
+    found = valid(document(ok("b", answer()), expected=["b"], previous=before, finished=NOW + HOUR, gone=gone))
+    assert [host["name"] for host in found["hosts"]] == ["b"]
+    # Who was asked is there, whatever else is said.
+    found = document(ok("a", answer()), expected=["a"], gone=gone, previous=before)
+    assert [host["name"] for host in found["hosts"]] == ["a", "b"]
 
 
 def test_a_kept_answer_that_is_too_old_is_unknown() -> None:

@@ -71,8 +71,12 @@ def test_halves_of_characters_are_no_reason_to_fail(store: Store) -> None:
 def test_temporary_files_of_killed_runs_go(store: Store) -> None:
     left = store.directory / ".latest.json.0123456789ab.tmp"
     left.write_text("half")
+    others = [".notes.tmp", ".latest.json.tmp", ".report.json.0123456789ab.tmp", ".latest.json.0123456789abc.tmp"]
+    for name in others:
+        (store.directory / name).write_text("somebody's")
     with store.locked():
         assert not left.exists()
+        assert all((store.directory / name).exists() for name in others)
 
 
 def test_the_lock_is_waited_for_and_then_named(store: Store) -> None:
@@ -128,9 +132,10 @@ def test_a_new_day_compacts(store: Store) -> None:
     start = NOW // DAY * DAY
     for hour in range(48):
         store.add_history(line(start + 3600 * hour), start + 3600 * hour, LIMITS)
-    store.add_history(line(start + 20 * DAY), start + 20 * DAY, LIMITS)
+    for day in range(2, 10):
+        store.add_history(line(start + day * DAY), start + day * DAY, LIMITS)
     found = [json.loads(each) for each in store.history()]
-    assert [each.get("runs") for each in found] == [24, 24, None]
+    assert [each.get("runs") for each in found] == [24, 24, 1, *[None] * 7]
 
 
 def test_a_year_of_checks_of_a_fleet_is_bounded(store: Store) -> None:

@@ -94,11 +94,12 @@ def test_days_become_a_line_each_after_a_week_with_each_host_s_worst() -> None:
         line(old + 60, a="drifted"),
         line(old + 120, a="unknown", b="unknown", c="in_sync"),
         line(old + DAY, a="in_sync"),
+        *(line(NOW - age * DAY, a="in_sync") for age in (6, 5, 4, 2, 1)),
         line(NOW - 3 * DAY, a="in_sync"),
         line(NOW - 3 * DAY + 60, a="drifted"),
     ]
     found = parsed(drift_history.compact(lines, NOW, LIMITS))
-    assert [each.get("runs") for each in found] == [3, 1, None, None]
+    assert [each.get("runs") for each in found] == [3, 1, *[None] * 7]
     assert found[0]["hosts"] == {"a": {"verdict": "drifted"}, "b": {"verdict": "unknown"}, "c": {"verdict": "in_sync"}}
     assert found[0]["verdict"] == "unknown"
     # Once more changes nothing.
@@ -107,9 +108,20 @@ def test_days_become_a_line_each_after_a_week_with_each_host_s_worst() -> None:
 
 
 def test_what_is_older_than_the_days_to_keep_goes() -> None:
-    lines = [line(NOW - age * DAY, a="in_sync") for age in (500, 11, 9, 1)]
+    lines = [line(NOW - age * DAY, a="in_sync") for age in range(20, 0, -1)]
     found = parsed(drift_history.compact(lines, NOW, Limits(10, 64)))
-    assert [each["at"] for each in found] == [iso(NOW - 9 * DAY), iso(NOW - DAY)]
+    assert [each["at"] for each in found] == [iso(NOW - age * DAY) for age in range(9, 0, -1)]
+
+
+def test_a_clock_that_is_wrong_makes_nothing_old() -> None:
+    """800 days ahead for a run, or for some on two days, or back by as much, and right again."""
+    lines = [line(NOW - age * DAY, a="in_sync") for age in range(30, 0, -1)]
+    for jump in (800 * DAY, -800 * DAY):
+        kept = drift_history.compact(lines, NOW + jump, LIMITS)
+        assert [each["at"] for each in parsed(kept)] == [json.loads(each)["at"] for each in lines]
+        for moment in (NOW + jump, NOW + jump + DAY, NOW, NOW + DAY):
+            kept = [*drift_history.compact(kept, moment, LIMITS), line(moment, a="in_sync")]
+        assert len(kept) == len(lines) + 4
 
 
 def test_a_file_that_is_too_large_loses_its_oldest_lines() -> None:

@@ -158,6 +158,14 @@ def test_metrics_of_hostile_names_are_valid_and_whole() -> None:
     assert samples(twice)
 
 
+def test_gpus_that_metrics_can_t_tell_apart_are_one_series() -> None:
+    """No UUID and an empty one are the same label, and two samples of one series make the whole file invalid."""
+    found = document(ok("a", answer([server()])), expected=["a"])
+    found["hosts"][0]["host"]["gpus"] = [gpu(0, uuid=None), gpu(0, uuid=""), gpu(1)]
+    lines = [line for line in drift_metrics.render(found).splitlines() if "_gpu_memory_used_bytes{" in line]
+    assert len(lines) == 2 and len({line.rpartition(" ")[0] for line in lines}) == 2, lines
+
+
 def test_metrics_of_a_run_that_found_nobody() -> None:
     found = samples(document(problems=("no host to check",)))
     assert (found["run_failed", ()], found["run_exit_code", ()], found["run_hosts", ()]) == (1, 20, 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import Completed
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_notify, drift_run
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_notify import Hook
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
@@ -36,12 +37,74 @@ playbook: /x/drift.yml
 
 
 def test_the_hosts_that_must_answer_are_those_of_the_first_play() -> None:
-    assert drift_run.listed_hosts(LISTED) == ["gpu01", "gpu02"]
-    assert drift_run.listed_hosts(LISTED.replace("hosts (2):\n      gpu01\n      gpu02", "hosts (0):")) == []
+    assert drift_run.listed_plays(LISTED) == [
+        drift_run.Play("sglang", ("gpu01", "gpu02")),
+        drift_run.Play("all,localhost", ("gpu01", "gpu02", "pve1")),
+    ]
+    nobody = drift_run.listed_plays(LISTED.replace("hosts (2):\n      gpu01\n      gpu02", "hosts (0):"))
+    assert (nobody[0].hosts, len(nobody[1].hosts)) == ((), 3)
     many = "\n".join(f"      h{number}" for number in range(12))
     plays = "".join(f"  play #{n} (x): y\tTAGS: []\n    hosts (12):\n{many}\n" for n in range(1, 12))
-    assert len(drift_run.listed_hosts(plays)) == 12
-    assert drift_run.listed_hosts("") == []
+    assert [len(each.hosts) for each in drift_run.listed_plays(plays)] == [12] * 11
+    assert drift_run.listed_plays("") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-l", "a"], ["-la"], ["--limit", "a"], ["--limit=a"], ["--lim", "a"], ["--limit", "b", "-v", "-l", "a"]],
+)
+def test_a_limit_behind_the_two_dashes_is_one(words: list[str], tmp_path: Path) -> None:
+    found = drift_run.parse(["-i", "x,", "--out", str(tmp_path), "--", *words])
+    assert (found.limit, found.arguments) == ("a", tuple(words))
+
+
+def test_what_looks_like_a_limit_and_is_none(tmp_path: Path) -> None:
+    found = drift_run.parse(["-i", "x,", "--out", str(tmp_path), "--", "--list-tags", "-v", "--diff"])
+    assert found.limit is None
+    # Of two the last one counts, as for ansible-playbook.
+    found = drift_run.parse(["-i", "x,", "--out", str(tmp_path), "-l", "b", "--", "-l", "a"])
+    assert (found.limit, found.arguments) == ("a", ("--limit=b", "-l", "a"))
+
+
+def listing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, everybody: str) -> drift_run._Site:
+    """A site whose ansible-playbook lists these hosts where nothing limits it."""
+    (tmp_path / "project").mkdir()
+    site = object.__new__(drift_run._Site)
+    site.directory, site.program, site.arguments = tmp_path, "ansible-playbook", ["-l", "a"]
+    site.options = drift_run.parse(["-i", "x,", "--out", str(tmp_path)])
+
+    def answers(argv: t.Sequence[str], *_rest: t.Any) -> Completed:
+        assert argv[-3:-1] == ["--limit", "all"]
+        plays = ""
+        for number, names in enumerate((target, everybody), 1):
+            hosts = "".join(f"      {name}\n" for name in names)
+            plays += f"  play #{number} (x): y\tTAGS: []\n    pattern: ['x']\n    hosts ({len(names)}):\n{hosts}\n"
+        return Completed(0, plays, "")
+
+    monkeypatch.setattr(drift_run, "run_bounded", answers)
+    return site
+
+
+def test_only_who_left_the_inventory_leaves_the_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """a was asked; b is in its group too, c is in the inventory, d is not."""
+    site = listing(monkeypatch, tmp_path, "ab", "abc")
+    # A limit that nobody recognised as one, however it was written: b stays. c has left the group of all servers.
+    assert site.gone(drift_run.Play("sglang", ("a",)), "abcd") == {"c", "d"}
+    # A target is a part of the fleet.
+    assert site.gone(drift_run.Play("a", ("a",)), "abcd") == {"d"}
+    # Nobody is missing, or a limit was asked for: nothing to ask.
+    monkeypatch.setattr(drift_run, "run_bounded", None)
+    assert site.gone(drift_run.Play("sglang", ("a", "b")), "ab") == frozenset()
+    site.options = drift_run.parse(["-i", "x,", "--out", str(tmp_path), "-l", "a"])
+    assert site.gone(drift_run.Play("sglang", ("a",)), "ab") == frozenset()
+
+
+def test_a_hook_s_words_are_in_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """curl names the address that it could not reach, and that of a chat's web hook is its key."""
+    complaint = "curl: (22) https://chat.example/hooks/T0/B0/SecretPath-1 said 500"
+    monkeypatch.setattr(drift_notify, "run_bounded", lambda *_arguments: Completed(22, complaint, complaint))
+    told = drift_notify.tell(Hook(("/usr/local/bin/notify",)), drifted(), "/out", "2026-01-31T00:00:00Z")
+    assert (told["ok"], told["rc"], told["problem"]) == (False, 22, "exit status 22")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +126,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     words = "-i inv -i a,b -l gpu* -c local -e @v.yml -f 9 --vault-password-file p --out out --notify"
     options = drift_run.parse([*words.split(), "mail -s 'two words'", "--", "-u", "root", "--", "x"])
     assert options.inventory == (str(tmp_path / "inv"), "a,b")
-    assert options.arguments == ("-e", "@v.yml", "--vault-password-file", "p", "-c", "local", "-f", "9", "-u", "root",
-                                 "--", "x")  # fmt: skip
+    assert options.arguments == ("-e", "@v.yml", "--vault-password-file", "p", "-c", "local", "-f", "9",
+                                 "--limit=gpu*", "-u", "root", "--", "x")  # fmt: skip
+    assert options.limit == "gpu*"
     assert (options.limit, options.out) == ("gpu*", tmp_path / "out")
     assert options.hook == Hook(("mail", "-s", "two words"))
 
