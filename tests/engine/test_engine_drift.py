@@ -155,14 +155,16 @@ def test_in_sync_after_the_proof_then_each_kind_once(server: RealServer, tmp_pat
 def test_other_flags_by_hand(server: RealServer, tmp_path: Path) -> None:
     checked = Checked(server, tmp_path)
     # The launch that the record stands for has ended at once, and somebody has started it his own way since.
-    server.start(flags={"model_path": str(checked.model)}, api_key=KEY)
+    server.start(flags={"model_path": str(checked.model)}, api_key=KEY, admin_api_key=ADMIN_KEY)
     server.signal("KILL", server.pid)
     server.wait_dead(server.pid)
     config = tmp_path / "mine.yaml"
 
     # While it starts its command line tells.
     config.write_text(file_of(checked.flags()))
-    checked.by_hand("--config", str(config), "--port", str(PORT), "--tp", "2")
+    keys = {"api-key": KEY, "admin-api-key": ADMIN_KEY}
+    words = [f"--{name}={value}" for name, value in keys.items()]
+    checked.by_hand("--config", str(config), "--port", str(PORT), "--tp", "2", *words)
     found = checked.check()
     by_hand = ("main", "restarted_by_hand")
     assert sorted(named(found)) == [("main", "flag:tp-size"), by_hand, ("main", "starting")], found
@@ -172,7 +174,7 @@ def test_other_flags_by_hand(server: RealServer, tmp_path: Path) -> None:
 
     # Through its own file, it serves.
     wait_for("nobody left", lambda: not any("sglang" in title for title in server.ns.titles().values()), 60)
-    config.write_text(file_of({**checked.flags(max_total_tokens=2048), "port": PORT}))
+    config.write_text(file_of({**checked.flags(max_total_tokens=2048), "port": PORT, **keys}))
     checked.by_hand("--config", str(config))
     wait_for("it serves", lambda: server.request("GET", "/health").status == 200, START_DEADLINE_S)
     found = checked.check()
