@@ -45,7 +45,7 @@ from .observe.ports import read_ports
 from .observe.procfs import age_s, ancestors, read_boot_id, read_uptime_s
 from .observe.servers import LaunchedServer, same_network
 from .observe.shm import read_shm
-from .results import memory_rows, process_row, user_id, user_name
+from .results import account, memory_rows, process_row, user_id, user_name
 from .sglang import flags as flag_tools
 from .sglang import http
 from .sglang import servers as tools
@@ -310,7 +310,7 @@ class _Check:
             secret_flags=given_secrets({**_mapping(raw, "flags"), **{name: raw.get(name) for name in _SECRETS}}),
             gpus=gpus,
             python=raw.get("python"),
-            user=raw.get("user"),
+            user=account(None if raw.get("user") is None else str(raw["user"])),
             settings={name: raw[name] for name in SETTINGS if raw.get(name) is not None},
             start_s=float(raw.get("ready_deadline_s") or START_S),
         )
@@ -420,7 +420,7 @@ class _Check:
             environment=files.environment,
             gpus=record.gpus,
             python=record.python,
-            user=record.user,
+            user=account(record.user),
             problem="; ".join(files.problems) or None,
             chosen=_chosen(files),
         )

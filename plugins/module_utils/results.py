@@ -24,18 +24,24 @@ def user_name(uid: t.Optional[int]) -> t.Optional[str]:
         return None
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return str(uid)
 
 
 def user_id(user: str) -> t.Optional[int]:
     """The number of an account, given by its name or its number; None where this machine has none of that name."""
-    if user.isdigit():
+    if user.isascii() and user.isdigit():
         return int(user)
     try:
         return pwd.getpwnam(user).pw_uid
-    except KeyError:
+    except (KeyError, ValueError):
         return None
+
+
+def account(user: t.Optional[str]) -> t.Optional[str]:
+    """One name for an account that has several, or that is given by its number: what `user_name` says of it."""
+    uid = None if user is None else user_id(user)
+    return user if uid is None else user_name(uid)
 
 
 def process_row(process: Process, uptime_s: t.Optional[float], now: t.Optional[float] = None) -> JSON:

@@ -455,6 +455,8 @@ def _settings(wanted: WantedServer, seen: SeenServer) -> t.Iterator[Row]:
 def _meaning(name: str, value: t.Any) -> t.Any:
     if name == "restart" and value is False:
         return "no"  # as YAML reads a bare no
+    if name == "limit_memlock" and isinstance(value, str):
+        value = value.lower()
     return flag_tools.meaning(list(value) if isinstance(value, tuple) else value)
 
 

@@ -204,6 +204,8 @@ def test_an_upgrade_that_the_server_has_not_seen_yet_says_so() -> None:
     [
         ({"restart": False}, []),  # as YAML reads a bare no
         ({"launcher": "auto", "stop_timeout_s": "60"}, []),
+        ({"limit_memlock": "INFINITY"}, []),
+        ({"limit_memlock": "65536"}, ["setting:limit_memlock"]),
         ({"launcher": "detached"}, ["setting:launcher"]),
         ({"group": "users"}, ["setting:group"]),
         ({"unit": "mine.service"}, ["setting:unit"]),

@@ -15,6 +15,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils import drifting
 from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
+from ansible_collections.cleanslate.sglang.plugins.module_utils.results import account
 from ansible_collections.cleanslate.sglang.plugins.modules import server_drift
 
 SERVER = {"name": "chat", "port": 30999, "flags": {"model_path": "/m"}, "device": "cpu"}
@@ -109,3 +110,16 @@ def test_settings_that_make_no_sense_are_that_server_s_own_unknown(tmp_path: Pat
     (server,) = found["servers"]
     assert [(row["item"], row["state"]) for row in server["drift"]] == [("settings", "unknown")]
     assert "sk-1" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("0", "root"), (0, "root"), ("root", "root"), (None, None), ("nobody-here", "nobody-here"), ("9" * 30, "9" * 30)],
+)
+def test_an_account_has_one_name_however_it_is_given(given: t.Any, name: str | None, tmp_path: Path) -> None:
+    """The inventory may say 0 where the process is shown as root's."""
+    look = object.__new__(drifting._Check)
+    look.options = options(tmp_path)
+    wanted, _problems = look._wanted({**SERVER, "gpus": [], "user": given})
+    assert wanted.user == name
+    assert account(name) == name
