@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.cleanslate.sglang.plugins.filter.drift import FilterModule
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inventory
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_accepted import acceptance_problems
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_settings import left_out
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils.drift_table import (
     calls_for_relaunch,
     drift_lines,
@@ -276,3 +277,31 @@ def test_a_wrong_acceptance_is_named(accepted: t.Any, words: str) -> None:
         assert any(words in each for each in found), found
     good = [{"item": "user", "reason": "x", "until": "2026-01-31"}]
     assert inventory.host_problems("gpu01", list(values), {**values, "sglang_drift_accepted": good}, True) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"start_at_task": "x"}, "--start-at-task"),
+        ({"skip_tags": ("x", "always")}, "--skip-tags always"),
+        ({"skip_tags": ["tagged"]}, "--skip-tags tagged"),
+        ({"skip_tags": ["all"], "tags": ["x"], "start_at_task": None}, None),
+        ({}, None),
+    ],
+)
+def test_what_would_leave_the_check_out_is_refused(arguments: dict[str, t.Any], words: str | None) -> None:
+    problem = left_out(arguments)
+    assert problem is None if words is None else words in str(problem)
+
+
+def test_hosts_that_nothing_is_known_of_are_named() -> None:
+    hostvars: dict[str, dict[str, t.Any]] = {
+        "answered": {"drift_result": {"verdict": "in_sync"}},
+        "unreachable": {"drift_result": {"unreachable": True, "msg": "no route"}},
+        "refused": {"drift_refused": {"failed": True, "msg": "not checked"}},
+        "skipped": {"drift_refused": {"skipped": True}, "drift_result": {"skipped": True}},
+        "silent": {"drift_refused": {"skipped": True}},
+        "nothing": {},
+    }
+    unasked = FilterModule().filters()["drift_unasked"]
+    assert unasked(hostvars, list(hostvars)) == ["skipped", "silent", "nothing"]
