@@ -27,7 +27,7 @@ from ansible_collections.cleanslate.sglang.tests.engine.real import (
 from ansible_collections.cleanslate.sglang.tests.harness.modules import run_module
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
-pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 KEY = "sk-drift-Secret-1"
 ADMIN_KEY = "sk-drift-Admin-Secret-2"
 Named = list[tuple[t.Optional[str], str]]

@@ -14,7 +14,7 @@ from ansible_collections.cleanslate.sglang.tests.engine.real import BOUND, PORT,
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
-pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_case_28_a_dead_data_parallel_rank_behind_a_leader_that_lives(server: RealServer) -> None:

@@ -15,7 +15,7 @@ from ansible_collections.cleanslate.sglang.tests.engine.real import PORT, SCHEDU
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
-pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 STOPPED_AFTER_S = 4.0
 
 

@@ -14,7 +14,7 @@ from ansible_collections.cleanslate.sglang.tests.engine.real import SCHEDULER, S
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 
-pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.ns, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 # From the end of the leader to the module's result.
 VERDICT_S = 5.0
 STOPPED_AFTER_S = 4.0

@@ -18,6 +18,7 @@ MARKERS = (
     "lab: needs root and LXC containers",
     "engine: needs the real SGLang of `make engine`",
     "slow: runs longer than 30 s",
+    "long: runs for minutes",
 )
 
 

@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
 from ansible_collections.cleanslate.sglang.tests.integration_ns.rolling import KEY, NEW, OLD, Fleet, shown
 
-pytestmark = pytest.mark.timeout(900)  # up to three whole runs in one test
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # up to three whole runs in one test
 
 THREE = {"gpu01": ["chat"], "gpu02": ["chat"], "gpu03": ["chat"]}
 CHANGING = ("gpu_evict", "server_launch", "client_hold")

@@ -28,6 +28,7 @@ from .routed import ROUTER_PORT, WORKER_PORTS, start_load, url_of
 pytestmark = [
     pytest.mark.ns,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 # What one test weighs, by its marker: a guess in seconds that only balances the parts.
-WEIGHTS = {"engine": 40.0, "lab": 15.0, "slow": 30.0}
+WEIGHTS = {"engine": 40.0, "lab": 15.0, "slow": 30.0, "long": 200.0}
 PLAIN_WEIGHT = 2.0
-# A whole ansible-playbook a test.
-PLAYBOOK_FILES, PLAYBOOK_WEIGHT = "test_playbooks_", 8.0
+# A whole ansible-playbook a test, or several.
+PLAYBOOK_FILES, PLAYBOOK_WEIGHT = ("test_playbooks_", "test_drift_runner"), 8.0
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -30,7 +30,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def weight(markers: Iterable[str], name: str = "") -> float:
     """The weight of a test with these markers in the file ``name``."""
-    least = PLAYBOOK_WEIGHT if PLAYBOOK_FILES in name else PLAIN_WEIGHT
+    least = PLAYBOOK_WEIGHT if any(part in name for part in PLAYBOOK_FILES) else PLAIN_WEIGHT
     return max((least, *(WEIGHTS.get(marker, least) for marker in markers)))
 
 
