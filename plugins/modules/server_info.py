@@ -59,8 +59,8 @@ options:
         type: dict
       environment:
         description:
-          - Environment variables. Others that decide how SGLang runs (C(NCCL_*), C(SGLANG_*) and so on) are
-            differences.
+          - Environment variables. Others that decide how SGLang runs (C(NCCL_*), C(SGLANG_*), C(LD_LIBRARY_PATH),
+            C(PYTHONPATH) and so on) are differences, unless they were given as secrets.
         type: dict
       gpus:
         description:
@@ -388,7 +388,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record im
     read_record,
     recorded_process,
 )
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import Redactor
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import MASK, Redactor
 from ansible_collections.cleanslate.sglang.plugins.module_utils.snapshot import Snapshot
 
 Params = t.Mapping[str, t.Any]
@@ -577,7 +577,15 @@ class Survey:
             environment=None if environment is None else {str(k): str(v) for k, v in environment.items()},
             gpus=wanted_gpus if raw.get("gpus") is not None else None,
         )
-        compared = core.compare(wanted, launched.flags, launched.environment, found_gpus, known, launched.options)
+        found = launched.environment
+        if found is not None and record is not None:
+            # Whatever a variable is called, it may have been given as a secret: its record has it masked as a whole.
+            found = {
+                name: value
+                for name, value in found.items()
+                if name in (environment or {}) or record.environment.get(name) != MASK
+            }
+        compared = core.compare(wanted, launched.flags, found, found_gpus, known, launched.options)
         rows = [{"item": row.item, "wanted": row.wanted, "found": row.found} for row in compared.differences]
         return {"matches": compared.matches, "differences": [self._shown(row) for row in rows]}
 

@@ -368,7 +368,7 @@ def test_a_server_of_ours_is_shown_as_it_was_launched(site: Site) -> None:
         "port": PORT,
         "api-key": "********",
     }
-    assert server["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert server["environment"] == {"NCCL_DEBUG": "INFO", "PYTHONPATH": str(STANDIN)}
     assert (server["version"], server["port"], server["listening"]) == ("0.5.15", PORT, True)
     assert server["resolved"]["version"] == "0.5.15"
     assert (server["health"]["status"], server["health"]["code"]) == ("ok", 200)
@@ -393,7 +393,11 @@ def test_servers_of_others_and_editors(site: Site) -> None:
 
 
 def test_wanted_is_compared_by_meaning(site: Site) -> None:
-    site.started(flags={"mem_fraction_static": 0.9, "enable_metrics": True}, environment={"NCCL_DEBUG": "INFO"})
+    site.started(
+        flags={"mem_fraction_static": 0.9, "enable_metrics": True},
+        environment={"NCCL_DEBUG": "INFO"},
+        secret_environment={"HTTPS_PROXY": "http://10.0.0.1:3128"},  # no secret by its name
+    )
     flags = {"model": str(site.model), "device": "cpu", "mem-fraction-static": "0.90", "enable_metrics": True}
     environment = site.arguments(environment={"NCCL_DEBUG": "INFO"})["environment"]
     wanted = {"flags": flags, "environment": environment, "gpus": []}
@@ -406,6 +410,7 @@ def test_wanted_is_compared_by_meaning(site: Site) -> None:
         {"item": "flags.enable-metrics", "wanted": None, "found": True},
         {"item": "flags.mem-fraction-static", "wanted": 0.8, "found": 0.9},
         {"item": "environment.NCCL_DEBUG", "wanted": None, "found": "INFO"},
+        {"item": "environment.PYTHONPATH", "wanted": None, "found": str(STANDIN)},
     ]
 
 
