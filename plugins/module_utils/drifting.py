@@ -13,6 +13,7 @@ import typing as t
 from dataclasses import dataclass
 
 from .arguments import baselines_of
+from .cgroups import unit_of
 from .decide import drift
 from .decide.drift import Acceptance, Row
 from .decide.drift_host import MAX_USED_MIB, WantedHost, judge_gpus, judge_leftovers
@@ -263,7 +264,8 @@ class _Check:
             record.pid,
             record.start_ticks,
         )
-        again = not exact and record.unit is not None and self.snapshot.units.get(process.pid) == record.unit
+        # A unit of the system: a user's own manager takes any name.
+        again = not exact and record.unit is not None and unit_of(process) == record.unit
         return _Claimed(raw, wanted, reading, process, exact or again, again, problems)
 
     def _by_port(self, port: int, taken: t.Collection[int]) -> t.Optional[Process]:
@@ -519,7 +521,8 @@ class _Check:
             return None, None, None
         flags = {} if launched.flags is None else launched.flags.flags
         endpoint = dataclasses.replace(endpoint, tls="ssl-certfile" in flags)
-        stranger = self._untrusted(claimed)
+        users = (claimed.wanted.user, None if claimed.record is None else claimed.record.user)
+        stranger = None if claimed.by_record and not claimed.again else why_no_key(claimed.leader, users)
         if stranger is not None:
             seen = http.health(endpoint, self.options.health_deadline_s)
             return _health(seen, launched, with_key=False), None, f"not asked: {stranger}" if seen.ok else None
@@ -530,21 +533,6 @@ class _Check:
         )
         info = None if probe.info is None else dict(probe.info)
         return _health(probe.health, launched, with_key=True), info, probe.info_error
-
-    def _untrusted(self, claimed: _Claimed) -> t.Optional[str]:
-        """Why this leader gets no key; None: it may have it. The one of the record has it already, and so has whoever
-        runs as the server's account (its launch's files are readable for that), or as root."""
-        leader = claimed.leader
-        if leader is None or claimed.by_record:
-            return None
-        user = claimed.wanted.user or (None if claimed.record is None else claimed.record.user)
-        wanted = os.geteuid() if user is None else user_id(str(user))
-        if leader.uid is not None and leader.uid in (0, wanted):
-            return None
-        return (
-            f"pid {leader.pid} runs as {user_name(leader.uid)} and no record stands for it, so it gets no API key; "
-            f"the server's account is {user_name(wanted) if user is None else user}"
-        )
 
     def _launch_key(self, record: t.Optional[Record]) -> t.Optional[str]:
         return None if record is None else launch_secrets(record).get("api-key")
@@ -653,6 +641,20 @@ class _Port:
     stranger: t.Optional[str] = None
     problem: t.Optional[str] = None
     endpoint: t.Optional[http.Endpoint] = None
+
+
+def why_no_key(leader: t.Optional[Process], users: t.Iterable[t.Optional[str]]) -> t.Optional[str]:
+    """Why this process, which is not the very one of a record, gets no key; None: it may have it. Whoever runs as the
+    server's account has it already, since its launch's files are readable for that, and root as well. A command line
+    proves nothing, nor does a unit's name."""
+    names = sorted({str(user) for user in users if user}) or [user_name(os.geteuid()) or ""]
+    uid = None if leader is None else leader.uid
+    if leader is None or (uid is not None and uid in (0, *(user_id(name) for name in names))):
+        return None
+    return (
+        f"pid {leader.pid} runs as {user_name(uid) or 'somebody'} and is not the process that was launched, so it gets "
+        f"no API key; the server's account is {' or '.join(names)}"
+    )
 
 
 def _endpoint(port: int, addresses: t.Collection[str]) -> http.Endpoint:
