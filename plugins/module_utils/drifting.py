@@ -117,9 +117,10 @@ class _Secrets:
         self.values: list[t.Optional[str]] = []
 
     def add_inventory(self, raw: Raw) -> None:
-        self.values += [str(raw[name]) for name in _SECRETS if raw.get(name)]
-        given = raw.get("secret_environment")
-        self.values += [str(value) for value in (given.values() if isinstance(given, t.Mapping) else ())]
+        self.values += _secret_values(raw)
+        given = raw.get("environment")
+        if isinstance(given, t.Mapping):
+            self.add_environment({str(name): str(value) for name, value in given.items()})
 
     def add_environment(self, environment: t.Optional[t.Mapping[str, str]], given: t.Collection[str] = ()) -> None:
         for name, value in (environment or {}).items():
@@ -131,6 +132,12 @@ class _Secrets:
 
     def redactor(self) -> Redactor:
         return Redactor(self.values)
+
+
+def _secret_values(raw: Raw) -> tuple[str, ...]:
+    given = raw.get("secret_environment")
+    values = [raw.get(name) for name in _SECRETS] + list(given.values() if isinstance(given, t.Mapping) else ())
+    return tuple(str(value) for value in values if value not in (None, ""))
 
 
 def _blind(servers: t.Sequence[Raw], why: str) -> _Found:
@@ -224,13 +231,21 @@ class _Check:
                 rows.append(drift.unknown(claimed.name, "settings", claimed.why, remedy="correct the inventory"))
                 shown.append(_shown(claimed.name, None))
                 continue
-            seen, row = self._server(claimed)
-            found, compared = judge_server(claimed.wanted, seen)
+            try:
+                found, row = self._judged(claimed, today)
+            except Exception as error:  # whatever a foreign command line or answer holds, it hides no other server
+                why = f"it could not be looked at ({type(error).__name__}: {str(error)[:200]})"
+                found, row = [drift.unknown(claimed.wanted.name, "settings", why)], _shown(claimed.wanted.name, None)
             rows += found
-            rows += drift.expired_waivers(claimed.wanted.name, _waivers(claimed), today, claimed.wanted.fix)
-            shown.append({**row, "engine_keys_compared": compared})
+            shown.append(row)
         rows += self._host()
         return _Found(tuple(rows), tuple(shown), self.snapshot, self._memory())
+
+    def _judged(self, claimed: _Claimed, today: datetime.date) -> tuple[list[Row], Json]:
+        seen, row = self._server(claimed)
+        found, compared = judge_server(claimed.wanted, seen)
+        waivers = drift.expired_waivers(claimed.wanted.name, _waivers(claimed), today, claimed.wanted.fix)
+        return [*found, *waivers], {**row, "engine_keys_compared": compared}
 
     # --- which process is whose -------------------------------------------------------------------------------------
 
@@ -310,6 +325,7 @@ class _Check:
             environment={str(key): str(value) for key, value in _mapping(raw, "environment").items()},
             secret_names=frozenset(map(str, _mapping(raw, "secret_environment"))),
             secret_flags=given_secrets({**_mapping(raw, "flags"), **{name: raw.get(name) for name in _SECRETS}}),
+            secrets=_secret_values(raw),
             gpus=gpus,
             python=raw.get("python"),
             user=account(None if raw.get("user") is None else str(raw["user"])),

@@ -37,7 +37,10 @@ options:
   secrets:
     description:
       - The servers' secrets, by the server's name, as mappings with C(api_key), C(admin_api_key),
-        C(ssl_keyfile_password) and C(secret_environment). They are neither compared nor returned.
+        C(ssl_keyfile_password) and C(secret_environment). Their values are neither compared nor returned.
+      - C(settings_json) has the settings that hold a secret within, as one text in JSON, such as
+        C({"environment": {"HF_TOKEN": "..."}, "flags": {...}}). They are compared as if they stood in O(servers), where
+        they are refused.
     type: dict
     default: {}
   state_dir:
@@ -281,6 +284,7 @@ seconds:
 """
 
 import datetime
+import json
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
@@ -291,9 +295,11 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift_hos
 from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.apart import apart, joined, names_of
 
 Params = t.Mapping[str, t.Any]
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "secret_environment")
+HIDDEN = "settings_json"
 
 
 def argument_spec() -> dict[str, t.Any]:
@@ -342,9 +348,39 @@ def servers_from(params: Params) -> list[dict[str, t.Any]]:
     for name, each in secrets.items():
         if name not in names:
             raise CleanSlateError(f"secrets: there is no server {name!r} in servers")
-        if not isinstance(each, t.Mapping) or set(each) - set(SECRETS):
-            raise CleanSlateError(f"secrets: {name} must be a mapping with keys out of {', '.join(SECRETS)}")
-    return [{**raw, **secrets.get(raw["name"], {})} for raw in params["servers"]]
+        if not isinstance(each, t.Mapping) or set(each) - {*SECRETS, HIDDEN}:
+            raise CleanSlateError(f"secrets: {name} must be a mapping with keys out of {', '.join(SECRETS)}, {HIDDEN}")
+    return [_with_secrets(number, raw, secrets.get(raw["name"], {})) for number, raw in enumerate(params["servers"])]
+
+
+def _with_secrets(number: int, raw: Params, secrets: Params) -> dict[str, t.Any]:
+    """The server as the inventory has it. What holds a secret must not have come among the servers."""
+    given = {key: value for key, value in secrets.items() if key != HIDDEN}
+    unseen = names_of(apart(raw, _values(given))[1])
+    if unseen:
+        raise CleanSlateError(
+            f"servers[{number}] ({raw['name']}) has a secret within {'; '.join(unseen)}: a module's arguments are "
+            f"logged on the host; give it by the option secrets: {{{raw['name']}: {{{HIDDEN}: ...}}}}, or, of the "
+            "environment, in secret_environment"
+        )
+    return {**joined(raw, _hidden(raw["name"], secrets.get(HIDDEN))), **given}
+
+
+def _hidden(name: str, text: t.Any) -> Params:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, t.Mapping):
+        raise CleanSlateError(f"secrets: {name}: {HIDDEN} is no mapping in JSON")
+    return found
+
+
+def _values(given: Params) -> list[str]:
+    rows = (each.values() if isinstance(each, t.Mapping) else (each,) for each in given.values())
+    return [str(value) for row in rows for value in row if value]
 
 
 def options_from(params: Params) -> DriftOptions:

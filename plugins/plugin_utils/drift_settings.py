@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import typing as t
+
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.apart import apart
 
 from . import drift_accepted, inventory
 
@@ -22,18 +25,38 @@ def secret_keys() -> tuple[str, ...]:
 
 
 def settings_of(servers: Servers, defaults: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
-    """The complete settings of a host's servers, without their secrets."""
-    secret = secret_keys()
-    complete = [inventory.complete(server, defaults) for server in servers]
-    return [{key: value for key, value in each.items() if key not in secret} for each in complete]
+    """The complete settings of a host's servers, without their secrets: also without those within values."""
+    return [_parts(inventory.complete(server, defaults))[0] for server in servers]
 
 
 def secrets_of(servers: Servers, defaults: t.Mapping[str, t.Any]) -> dict[str, dict[str, t.Any]]:
-    """The secrets by the servers' names; a server without any is left out."""
+    """The secrets by the servers' names; a server without any is left out.
+
+    Settings that hold a secret are one text, ``settings_json``: Ansible hides each value of ``secrets`` wherever it
+    stands in a result, and among these settings is many a `1` or `no`.
+    """
+    found: dict[str, dict[str, t.Any]] = {}
+    for server in servers:
+        complete = inventory.complete(server, defaults)
+        given = {key: complete[key] for key in secret_keys() if complete.get(key)}
+        hidden = _parts(complete)[1]
+        if hidden:
+            given["settings_json"] = json.dumps(hidden)
+        if given:
+            found[complete["name"]] = given
+    return found
+
+
+def _parts(complete: t.Mapping[str, t.Any]) -> tuple[dict[str, t.Any], dict[str, t.Any]]:
+    """(what may be shown, what may not), both without what is a secret by its key."""
     secret = secret_keys()
-    complete = [inventory.complete(server, defaults) for server in servers]
-    found = {each["name"]: {key: each[key] for key in secret if each.get(key)} for each in complete}
-    return {name: given for name, given in found.items() if given}
+    return apart({key: value for key, value in complete.items() if key not in secret}, _values(complete, secret))
+
+
+def _values(complete: t.Mapping[str, t.Any], secret: t.Sequence[str]) -> t.Iterator[str]:
+    for key in secret:
+        given = complete.get(key)
+        yield from (str(each) for each in (given.values() if isinstance(given, t.Mapping) else (given,)) if each)
 
 
 def accepted_of(accepted: t.Sequence[t.Mapping[str, t.Any]], servers: Servers) -> list[dict[str, t.Any]]:

@@ -128,6 +128,26 @@ def test_other_flags_by_hand_through_a_prefix_and_through_a_file(site: Site, tmp
     assert row_of(found, "command_line")["state"] == "unknown"
 
 
+def test_a_file_that_unfolds_without_end_and_a_number_without_sense(site: Site, tmp_path: Path) -> None:
+    """A small file of somebody else's, and the look goes on: what it sets is unknown, what is beside it is told."""
+    site.killed()
+    site.clear_shm()
+    config = tmp_path / "mine.yaml"
+    flags = {"model-path": str(site.model), "device": "cpu", "enable-metrics": True, "api-key": KEY}
+    config.write_text(json.dumps({**flags, "admin-api-key": ADMIN_KEY}))
+    site.start_by_hand("--config", str(config), "--max-total-tokens", "128000")
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
+    config.write_text("\n".join(lines))
+    os.utime(config, (1, 1))
+    wanted = site.flags(max_total_tokens="1e9999999")
+    found = site.check(wanted)
+    row = row_of(found, "command_line")
+    assert row["state"] == "unknown", found
+    assert "is not a mapping in YAML that is understood here" in row["found"]
+    assert row_of(found, "flag:max-total-tokens")["wanted"] == "1e9999999"
+
+
 def test_its_own_file_edited_while_it_runs(site: Site) -> None:
     """Nobody knows from the file what the process has read; the engine does."""
     config = site.launch_dir / "config.yaml"

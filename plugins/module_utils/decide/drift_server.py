@@ -50,6 +50,7 @@ class WantedServer:
     """A server's settings in the inventory. ``gpus``: UUIDs or indices; empty: all; None: not judged.
     ``secret_names``: variables that are given as secrets; they are never compared.
     ``secret_flags``: SGLang's options for secrets that are given; only whether they are is compared.
+    ``secrets``: all their values. A launch's files have them masked wherever they stand.
     ``settings``: of `SETTINGS` what the inventory gives. ``start_s``: how long a start may take."""
 
     name: str
@@ -59,6 +60,7 @@ class WantedServer:
     environment: t.Mapping[str, str] = field(default_factory=dict)
     secret_names: frozenset[str] = frozenset()
     secret_flags: frozenset[str] = frozenset()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
     gpus: t.Optional[tuple[str, ...]] = None
     python: t.Optional[str] = None
     user: t.Optional[str] = None
@@ -437,7 +439,7 @@ def _settings(wanted: WantedServer, seen: SeenServer) -> t.Iterator[Row]:
     if seen.kept is None:
         return
     systemd = seen.kept.get("launcher") == "systemd"
-    redactor = Redactor()
+    redactor = Redactor(wanted.secrets)
     for name, default in SETTINGS.items():
         given = wanted.settings.get(name)
         if given is None and name in _ANY or given == "auto" and name == "launcher":
@@ -447,7 +449,7 @@ def _settings(wanted: WantedServer, seen: SeenServer) -> t.Iterator[Row]:
         if name == "unit" and given is None:
             default = f"sglang-{wanted.name}.service"
         want = redactor.data(default if given is None else given, name)
-        found = seen.kept.get(name)
+        found = redactor.data(seen.kept.get(name), name)  # a launch of an older version masked less
         if _meaning(name, want) != _meaning(name, found):
             yield Row(wanted.name, f"setting:{name}", want, found, "file", "warning", wanted.fix)
 
@@ -489,11 +491,20 @@ def _difference(unit: UnitSeen) -> tuple[t.Any, t.Any]:
     """The lines that differ, or words where that can't be told."""
     if unit.kept is None or unit.text is None:
         return "as launched", "edited"
-    before, after = unit.kept.splitlines(), unit.text.splitlines()
+    before, after = _unit_lines(unit.kept), _unit_lines(unit.text)
     gone, come = _only(before, after), _only(after, before)
     if not gone and not come:
         return "as launched", "its lines in another order"
     return gone or "without these lines", come or "without these lines"
+
+
+_GOES_ON = re.compile(r"\\\r?\n(?:[ \t]*[#;].*\r?\n)*[ \t]*")
+
+
+def _unit_lines(text: str) -> list[str]:
+    """A unit's lines as systemd reads them, joined behind a backslash (comments between are passed over). A line shows
+    a secret by the name before it, so it must be whole when it is masked."""
+    return _GOES_ON.sub(" ", text).splitlines()
 
 
 def _only(lines: t.Sequence[str], others: t.Collection[str]) -> list[str]:

@@ -26,6 +26,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift_ser
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.workers import Worker, Workers
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.cmdline import launched_flags
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import MASK, Redactor
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 
 WANTED = WantedServer(
@@ -192,6 +193,26 @@ def test_a_flag_that_differs_in_all_places_is_one_row_of_the_deepest() -> None:
 def test_an_edited_unit_says_which_lines() -> None:
     (row,) = rows(seen(unit=UNIT_EDITED))
     assert (row.wanted, row.found) == (["User=sglang"], ["User=root"])
+
+
+def test_an_edited_unit_shows_no_key_that_stands_on_a_line_of_its_own() -> None:
+    text = "[Service]\nExecStart=/x python \\\n# why\n  --api-key \\\n  sk-hand \\\n  --tp 2\n"
+    unit = dataclasses.replace(UNIT_EDITED, kept="[Service]\nExecStart=/x python --tp 2\n", text=text)
+    (row,) = rows(seen(unit=unit))
+    assert Redactor().data(row.found) == [f"ExecStart=/x python  --api-key  {MASK}  --tp 2"]
+
+
+def test_a_secret_within_unit_overrides_is_masked_on_both_sides() -> None:
+    given = {"Service": {"ExecStartPre": "/usr/bin/curl -H X-Cred:key-1-of-9 http://u:pw@h"}}
+    masked = {"Service": {"ExecStartPre": f"/usr/bin/curl -H X-Cred:{MASK} http://{MASK}@h"}}
+    older = {"Service": {"ExecStartPre": f"/usr/bin/curl -H X-Cred:{MASK} http://u:pw@h"}}
+    for kept in (masked, older):
+        found = seen(kept={**KEPT, "unit_overrides": kept})
+        assert rows(found, want(settings={"unit_overrides": given}, secrets=("key-1-of-9",))) == []
+    (row,) = rows(
+        seen(kept={**KEPT, "unit_overrides": masked}), want(settings={"unit_overrides": {}}, secrets=("key-1-of-9",))
+    )
+    assert row.item == "setting:unit_overrides"
 
 
 def test_an_upgrade_that_the_server_has_not_seen_yet_says_so() -> None:

@@ -17,6 +17,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import Cl
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import account
 from ansible_collections.cleanslate.sglang.plugins.modules import server_drift
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_settings
 
 SERVER = {"name": "chat", "port": 30999, "flags": {"model_path": "/m"}, "device": "cpu"}
 
@@ -34,6 +35,12 @@ def params(**changes: t.Any) -> dict[str, t.Any]:
         ({"servers": [{**SERVER, "api_key": "sk-1"}]}, "give it by the option secrets"),
         ({"secrets": {"chet": {}}}, "there is no server 'chet'"),
         ({"secrets": {"chat": {"token": "x"}}}, "keys out of api_key"),
+        ({"servers": [{**SERVER, "environment": {"HF_TOKEN": "sk-1"}}]}, "a secret within environment: HF_TOKEN"),
+        ({"servers": [{**SERVER, "environment": {"P": "http://u:sk-1@h"}}]}, "a secret within environment: P"),
+        ({"servers": [{**SERVER, "flags": {"x": '{"token": "sk-1"}'}}]}, "a secret within flags: x"),
+        ({"servers": [{**SERVER, "start_check": ["HF_TOKEN=sk-1"]}]}, "a secret within start_check"),
+        ({"servers": [{**SERVER, "log": "x-sk-1"}], "secrets": {"chat": {"api_key": "sk-1"}}}, "a secret within log"),
+        ({"secrets": {"chat": {"settings_json": "{sk-1"}}}, "settings_json is no mapping"),
         ({"health_deadline_s": 0}, "health_deadline_s is 0"),
         ({"info_deadline_s": float("inf")}, "info_deadline_s is inf"),
         ({"nvml_deadline_s": -1}, "nvml_deadline_s is -1"),
@@ -55,6 +62,41 @@ def test_arguments_that_make_no_sense(changes: dict[str, t.Any], words: str) -> 
 def test_secrets_join_their_servers() -> None:
     given = params(secrets={"chat": {"api_key": "sk-1", "secret_environment": {"A": "b"}}})
     assert server_drift.servers_from(given) == [{**SERVER, "api_key": "sk-1", "secret_environment": {"A": "b"}}]
+
+
+def test_settings_that_hold_a_secret_join_their_server_again() -> None:
+    """What the role does: what it gives to servers is taken, and together it is what the inventory has."""
+    server = {
+        **SERVER,
+        "flags": {"model_path": "/m", "x": '{"token": "sk-1"}'},
+        "environment": {"HF_TOKEN": "sk-1", "HTTPS_PROXY": "http://u:sk-1@h", "A": "1", "MY_KEY": ""},
+        "unit_overrides": {"Service": {"ExecStartPre": "/x sk-of-nobody"}},
+        "secret_environment": {"B": "sk-of-nobody"},
+    }
+    shown, secrets = drift_settings.settings_of([server], {}), drift_settings.secrets_of([server], {})
+    assert "sk-1" not in json.dumps(shown)
+    assert "sk-of-nobody" not in json.dumps(shown)
+    assert shown[0]["environment"] == {"A": "1", "MY_KEY": ""}
+    assert shown[0]["flags"] == {"model_path": "/m"}
+    assert isinstance(secrets["chat"]["settings_json"], str)
+    (joined,) = server_drift.servers_from(params(servers=shown, secrets=secrets))
+    assert {key: joined[key] for key in server} == server
+
+
+def test_a_server_that_cannot_be_looked_at_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = drifting.judge_server
+
+    def fail(wanted: t.Any, seen: t.Any) -> t.Any:
+        if wanted.name == "chat":
+            raise RecursionError("too deep")
+        return judge(wanted, seen)
+
+    monkeypatch.setattr(drifting, "judge_server", fail)
+    found = check(options(tmp_path), [SERVER, {**SERVER, "name": "other", "port": 30998}])
+    assert [(row["server"], row["item"], row["state"]) for one in found["servers"] for row in one["drift"]] == [
+        ("chat", "settings", "unknown"),
+        ("other", "not_running", "drift"),
+    ]
 
 
 def options(tmp_path: Path, **changes: t.Any) -> DriftOptions:
