@@ -38,9 +38,8 @@ options:
     description:
       - The servers' secrets, by the server's name, as mappings with C(api_key), C(admin_api_key),
         C(ssl_keyfile_password) and C(secret_environment). Their values are neither compared nor returned.
-      - C(settings_json) has the settings that hold a secret within, as one text in JSON, such as
-        C({"environment": {"HF_TOKEN": "..."}, "flags": {...}}). They are compared as if they stood in O(servers), where
-        they are refused.
+      - C(settings_json) has the settings that hold a secret within, such as a C(HF_TOKEN) in C(environment), as one
+        text in JSON. They are compared as if they stood in O(servers), where they are refused.
     type: dict
     default: {}
   state_dir:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .redact import Redactor, is_secret_variable
+from .redact import Redactor, is_secret_name, is_secret_variable
 
 Settings = t.Mapping[str, t.Any]
 _BY_KEY = ("environment", "flags")  # mappings that are taken apart; any other setting goes as a whole
@@ -57,4 +57,4 @@ def _is_secret(redactor: Redactor, name: str, key: str, value: t.Any) -> bool:
     if name == "environment" and value not in (None, "") and is_secret_variable(key):
         return True
     plain = list(value) if isinstance(value, tuple) else value
-    return bool(redactor.data(plain, key) != plain)
+    return bool(redactor.data(plain, key if is_secret_name(key) else "") != plain)

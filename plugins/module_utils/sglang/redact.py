@@ -29,8 +29,11 @@ _SECRET_FIELD = (
     r"|(?:auth|access|hf|hub|github|gitlab|bearer|refresh|session|security|api)[_-]?token"
     r"|password|passwd|passphrase|credentials?|secret(?:[_-][a-z]+){0,8})"
 )  # counted: with any number of parts a text of secret_secret_... is read again from each of them
+_MODEL_WORDS = ("per", "first", "next", "last", "new", "bos", "eos", "pad", "unk", "sep", "cls", "mask", "stop", "end")
+_OF_MODELS = "".join(rf"(?<!{word})" for word in _MODEL_WORDS)  # bucket_time_to_first_token, pad_token
 _SECRET_KEY = (
-    rf"(?:{_SECRET_FIELD}|token|[\w.-]{{1,64}}[_.-](?:token|key|pwd)|[\w.-]{{0,64}}(?:access|secret|private|api)key)"
+    rf"(?:{_SECRET_FIELD}|token|[\w.-]{{1,64}}{_OF_MODELS}[_.-](?:token|key|pwd)"
+    r"|[\w.-]{0,64}(?:access|secret|private|api)key)"
 )
 """Keys of JSON whose text is a secret: a name says more there than in a log's line (`token: 5`, `#new-token: 128`)."""
 _QUOTE = r"\\{0,7}[\"']"  # JSON within JSON within JSON has \\\" there; bounded, so that a text is read once

@@ -68,7 +68,7 @@ def test_settings_that_hold_a_secret_join_their_server_again() -> None:
     """What the role does: what it gives to servers is taken, and together it is what the inventory has."""
     server = {
         **SERVER,
-        "flags": {"model_path": "/m", "x": '{"token": "sk-1"}'},
+        "flags": {"model_path": "/m", "my-key": "a", "x": '{"token": "sk-1"}'},
         "environment": {"HF_TOKEN": "sk-1", "HTTPS_PROXY": "http://u:sk-1@h", "A": "1", "MY_KEY": ""},
         "unit_overrides": {"Service": {"ExecStartPre": "/x sk-of-nobody"}},
         "secret_environment": {"B": "sk-of-nobody"},
@@ -77,7 +77,7 @@ def test_settings_that_hold_a_secret_join_their_server_again() -> None:
     assert "sk-1" not in json.dumps(shown)
     assert "sk-of-nobody" not in json.dumps(shown)
     assert shown[0]["environment"] == {"A": "1", "MY_KEY": ""}
-    assert shown[0]["flags"] == {"model_path": "/m"}
+    assert shown[0]["flags"] == {"model_path": "/m", "my-key": "a"}
     assert isinstance(secrets["chat"]["settings_json"], str)
     (joined,) = server_drift.servers_from(params(servers=shown, secrets=secrets))
     assert {key: joined[key] for key in server} == server

@@ -200,7 +200,8 @@ def test_secrets_within_values(text: str, shown: str) -> None:
     "text",
     [
         "Prefill batch, #new-token: 128, #cached-token: 0, token usage: 0.00, gen throughput (token/s): 100.1",
-        '{"eos_token": "<|im_end|>", "max_key": 3, "token": "", "key": "flag:tp"}',
+        '{"kt_max_deferred_experts_per_token": "a", "bucket-time-to-first-token": ["b"], "pad_token": "PAD"}',
+        '{"im_token": "<|im_end|>", "max_key": 3, "token": "", "key": "flag:tp"}',
         "sglang.srt.utils.hf_transformers_utils sk-learn-contrib-packages task-sk-1234567890abcdef PWD=/root",
         "http://h:80/a@b user@host:/x api_key=None,port=1",
     ],
@@ -219,14 +220,16 @@ def test_data_below_a_secret_name_and_keys_of_any_kind() -> None:
     data = {
         "credentials": {"user": "u", "more": ["x", {"id": 5}]},
         "routing_key": "x",
-        "eos_token": "<s>",
+        "im_token": "<s>",
+        "bucket_time_to_first_token": ["a"],
         "argv": ["--hf-token", "x", "DB_PASSWORD=a b", "--tp", "2"],
         "heads_per_key": 3,
     }
     assert Redactor().data(data) == {
         "credentials": {"user": MASK, "more": [MASK, {"id": MASK}]},
         "routing_key": MASK,
-        "eos_token": "<s>",
+        "im_token": "<s>",
+        "bucket_time_to_first_token": ["a"],
         "argv": ["--hf-token", MASK, f"DB_PASSWORD={MASK}", "--tp", "2"],
         "heads_per_key": 3,
     }
