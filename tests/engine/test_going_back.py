@@ -82,7 +82,7 @@ def test_two_controllers_at_once_and_one_that_dies(host: RealHost, engine_ns: Na
     wait_for("bob's server loads", lambda: "Wait for the proof" in output.read_text(), RUN_DEADLINE_S)
     kill_controller(engine_ns, "ansible-playbook")
     assert second.pid not in {pid for pid, _ticks in engine_ns.living()}
-    run = host.play("relaunch.yml", "carol")
+    run = host.play("relaunch.yml", "carol", lease_wait_s=300)
     assert "chat on gpu01: SERVING" in summary_of(run.check())
     last = host.record("chat")
     assert last["operator"] == "carol"
