@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import os
 import time
 import typing as t
 from dataclasses import dataclass
 
 from .arguments import baselines_of
+from .asking import endpoint_of, why_no_key
 from .cgroups import unit_of
 from .decide import drift
 from .decide.drift import Acceptance, Row
@@ -46,7 +46,7 @@ from .observe.ports import read_ports
 from .observe.procfs import age_s, ancestors, read_boot_id, read_uptime_s
 from .observe.servers import LaunchedServer, same_network
 from .observe.shm import read_shm
-from .results import account, memory_rows, process_row, user_id, user_name
+from .results import account, memory_rows, process_row, user_name
 from .sglang import flags as flag_tools
 from .sglang import http
 from .sglang import servers as tools
@@ -65,7 +65,6 @@ SHM = "/dev/shm"
 _SLACK_S = 2.0  # a process's start counts in ticks since boot, and the clock may have been set since
 _SHORTEST_SECRET = 8  # of what is a secret by its name alone: a value like 1 would be masked wherever it stands
 _SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
-_BY_LOOPBACK = ("0.0.0.0", "::", "::1")
 _HEALTH_LIMIT = "SGLANG_HEALTH_CHECK_TIMEOUT"
 Json = dict[str, t.Any]
 Raw = t.Mapping[str, t.Any]
@@ -513,7 +512,7 @@ class _Check:
             tree = {member.process.pid for member in tools.tree_of(leader, self.snapshot.processes)}
         own = [use.address for use in listeners if tree.intersection(use.pids)]
         if own:
-            return _Port(True, endpoint=_endpoint(port, own))
+            return _Port(True, endpoint=endpoint_of(port, own))
         for use in listeners:
             for pid in use.pids:
                 process = self.snapshot.processes.get(pid)
@@ -657,26 +656,6 @@ class _Port:
     stranger: t.Optional[str] = None
     problem: t.Optional[str] = None
     endpoint: t.Optional[http.Endpoint] = None
-
-
-def why_no_key(leader: t.Optional[Process], users: t.Iterable[t.Optional[str]]) -> t.Optional[str]:
-    """Why this process, which is not the very one of a record, gets no key; None: it may have it. Whoever runs as the
-    server's account has it already, since its launch's files are readable for that, and root as well. A command line
-    proves nothing, nor does a unit's name."""
-    names = sorted({str(user) for user in users if user}) or [user_name(os.geteuid()) or ""]
-    uid = None if leader is None else leader.uid
-    if leader is None or (uid is not None and uid in (0, *(user_id(name) for name in names))):
-        return None
-    return (
-        f"pid {leader.pid} runs as {user_name(uid) or 'somebody'} and is not the process that was launched, so it gets "
-        f"no API key; the server's account is {' or '.join(names)}"
-    )
-
-
-def _endpoint(port: int, addresses: t.Collection[str]) -> http.Endpoint:
-    """Where to ask a server that listens at these: by loopback if that leads to it."""
-    loopback = [one for one in addresses if one in _BY_LOOPBACK or one.startswith("127.")]
-    return http.Endpoint(min(loopback or addresses), port)
 
 
 def _health(seen: http.Response, launched: LaunchedServer, with_key: bool) -> Health:

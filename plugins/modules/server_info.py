@@ -43,7 +43,8 @@ options:
     default: true
   api_key:
     description:
-      - The key for C(/server_info).
+      - The key for C(/server_info). It is given to the process that a record names, to those that run as the account of
+        such a record, and to root's; others are asked C(/health) without a key, at the address where they listen.
     type: str
   wanted:
     description:
@@ -361,11 +362,13 @@ problems:
   sample: []
 """
 
+import dataclasses
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.asking import endpoint_of, why_no_key
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError, UnknownDevice
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Gpu, Problem, Process, to_json
@@ -472,7 +475,7 @@ class Survey:
     def _server(self, leader: Process, launched: LaunchedServer, port: t.Optional[int]) -> Json:
         record = self.records.get(leader.pid)
         flags = launched.flags
-        listening = self._listening(leader, port)
+        listening, endpoint = self._listening(leader, port)
         row = process_row(leader, self.uptime_s)
         server: Json = {
             "name": None if record is None else record.name,
@@ -497,7 +500,7 @@ class Survey:
             "container": row["container"],
             "cgroup": row["cgroup"],
             "gpus": self._held(leader),
-            **self._asked(launched, port, listening),
+            **self._asked(leader, launched, endpoint, listening),
             "launches": self._launches(None if record is None else record.name),
         }
         server["version"] = (launched.install.version if launched.install is not None else None) or _told_version(
@@ -523,17 +526,21 @@ class Survey:
             return None
         return self.redactor.environment(core.relevant_environment(launched.environment))
 
-    def _listening(self, leader: Process, port: t.Optional[int]) -> t.Optional[bool]:
+    def _listening(
+        self, leader: Process, port: t.Optional[int]
+    ) -> tuple[t.Optional[bool], t.Optional[http.Endpoint]]:
+        """Whether the server's tree listens on its port, and where it can be asked."""
         if port is None or same_network(leader.pid, self.proc) is False:
-            return None
+            return None, None
         uses = read_ports(self.proc, [port])
         if uses is None:
-            return None
+            return None, None
         pids = {member.process.pid for member in self.trees[leader.pid]}
         listeners = [use for use in uses if use.state == "LISTEN"]
-        if any(pids.intersection(use.pids) for use in listeners):
-            return True
-        return None if any(not use.pids for use in listeners) else False
+        own = [use.address for use in listeners if pids.intersection(use.pids)]
+        if own:
+            return True, endpoint_of(port, own)
+        return (None if any(not use.pids for use in listeners) else False), None
 
     def _held(self, leader: Process) -> t.Optional[list[int]]:
         if self.snapshot.reading.gpus is None:
@@ -545,18 +552,34 @@ class Survey:
             if any(holder.pid in pids for holder in found.holders)
         )
 
-    def _asked(self, launched: LaunchedServer, port: t.Optional[int], listening: t.Optional[bool]) -> Json:
-        """What the server answers, if it is asked at all."""
+    def _why_no_key(self, leader: Process) -> t.Optional[str]:
+        """Only the process of a record, or one of the account of a record that is meant, or root's, gets the key."""
+        if self.params["api_key"] is None or leader.pid in self.records:
+            return None
+        recorded = (reading.record for reading in self.readings.values())
+        return why_no_key(leader, [record.user for record in recorded if record is not None])
+
+    def _asked(
+        self,
+        leader: Process,
+        launched: LaunchedServer,
+        endpoint: t.Optional[http.Endpoint],
+        listening: t.Optional[bool],
+    ) -> Json:
+        """What the server answers, if it is asked at all. It is asked where its own tree was seen to listen: its
+        command line may name another host."""
         nothing: Json = {"health": None, "resolved": None, "resolved_error": None}
-        if not listening or port is None:
+        if not listening or endpoint is None:
             return {**nothing, "state": "unknown" if listening is None else "starting"}
         if not self.params["probe"] or self.proc != "/proc":
             return {**nothing, "state": "listening"}
         flags = {} if launched.flags is None else launched.flags.flags
-        endpoint = http.Endpoint(
-            _text(launched, "host", "127.0.0.1"), port, self.params["api_key"], tls="ssl-certfile" in flags
-        )
-        probe = http.probe(endpoint)
+        endpoint = dataclasses.replace(endpoint, tls="ssl-certfile" in flags)
+        stranger = self._why_no_key(leader)
+        if stranger is None:
+            probe = http.probe(dataclasses.replace(endpoint, api_key=self.params["api_key"]))
+        else:
+            probe = http.Probe(http.health(endpoint), None, f"not asked: {stranger}")
         seen = probe.health
         status = seen.kind or ("ok" if seen.ok else "unhealthy")
         # /health of a later node is a constant 200 of a dummy server: it says nothing of the schedulers.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.tests.harness.modules import run_module
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 from ansible_collections.cleanslate.sglang.tests.integration_ns.drift_site import PORT, Site, named, row_of
@@ -104,6 +105,33 @@ def test_a_key_goes_only_where_the_server_was_seen_to_listen(site: Site, tmp_pat
     assert [path for _uid, path, _key in server.asked()] == ["/health", "/server_info"]
     # An answer that tells nothing is no proof of anything.
     assert row_of(found, "engine")["state"] == "unknown", found
+
+
+def info_of(site: Site) -> dict[str, t.Any]:
+    """What server_info tells of the one server on our port, with the inventory's key at hand."""
+    key = site.secrets["api_key"]
+    found = run_module("server_info", {"port": PORT, "state_dir": str(site.state), "api_key": key}, 90, ns=site.ns)
+    assert not found.failed, found.json
+    (server,) = found.json["servers"]
+    return t.cast("dict[str, t.Any]", server)
+
+
+def test_server_info_gives_no_key_to_a_process_of_another_user(site: Site, tmp_path: Path) -> None:
+    pretender = Pretender(site, tmp_path, *arguments(site), WORKERS="1", UID_WANTED=str(NOBODY))
+    server = info_of(site)
+    assert pretender.asked() == [(str(NOBODY), "/health", "None")]
+    assert (server["health"]["status"], server["resolved"]) == ("ok", None), server
+    assert "gets no API key" in server["resolved_error"]
+
+
+def test_server_info_asks_where_the_server_was_seen_to_listen(site: Site, tmp_path: Path) -> None:
+    other = Pretender(site, tmp_path, bind=OTHER_ADDRESS)
+    server = Pretender(site, tmp_path, *arguments(site), "--host", OTHER_ADDRESS, WORKERS="1")
+    info_of(site)
+    assert other.asked() == []
+    assert [(path, key) for _uid, path, key in server.asked()] == [
+        (path, f"Bearer {site.secrets['api_key']}") for path in ("/health", "/server_info")
+    ]
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", OTHER_ADDRESS])

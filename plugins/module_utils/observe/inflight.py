@@ -9,10 +9,12 @@ shared memory, also while the schedulers hang, and no scheduler learns of it. Be
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import typing as t
 from dataclasses import dataclass
 
+from ..asking import endpoint_of
 from ..errors import CleanSlateError
 from ..sglang import http
 from ..sglang.configfile import read_config
@@ -133,16 +135,15 @@ def loads_endpoint(
     known = version_tuple(version)
     if known is None or known < LOADS_SINCE:
         return f"its version is {version or 'not known'}, and /v1/loads can be asked without harm since 0.5.13"
-    uses = read_ports(ports=[port])
-    listening = {pid for use in uses or () if use.state == "LISTEN" for pid in use.pids}
+    listeners = [use for use in read_ports(ports=[port]) or () if use.state == "LISTEN"]
+    listening = {pid for use in listeners for pid in use.pids}
     if not listening or not listening <= set(family):
         return f"it is not the one that listens on port {port}"
     flags = dict(launched.flags.flags) if launched.flags is not None else {}
-    host = flags.get("host")
     key = None if config is None else read_api_key(config)
-    return http.Endpoint(
-        str(host) if isinstance(host, str) else "127.0.0.1", port, key, tls="ssl-certfile" in flags
-    )
+    # Where it was seen to listen: its command line may name another host, which would get the key.
+    endpoint = endpoint_of(port, [use.address for use in listeners])
+    return dataclasses.replace(endpoint, api_key=key, tls="ssl-certfile" in flags)
 
 
 def read_api_key(config: str) -> t.Optional[str]:

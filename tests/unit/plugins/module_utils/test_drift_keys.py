@@ -10,7 +10,7 @@ import pwd
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import why_no_key
+from ansible_collections.cleanslate.sglang.plugins.module_utils.asking import why_no_key
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Process
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import user_name
 
