@@ -238,7 +238,7 @@ def test_environment_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     site.program = "/opt/x/bin/ansible-playbook"
     site.directory = Path("/var/lib/cleanslate-drift/.runs/20260131T")
     found = site.environment()
-    assert found["PATH"].split(os.pathsep)[0] == "/opt/x/bin"
+    assert found["PATH"].split(os.pathsep, maxsplit=1)[0] == "/opt/x/bin"
     assert found["ANSIBLE_SSH_CONTROL_PATH_DIR"] == "/var/lib/cleanslate-drift/.runs/20260131T/cp"
     # A socket's path is short: in a deep directory ssh would fail, so its own place is taken.
     site.directory = tmp_path / ("d" * 80)
