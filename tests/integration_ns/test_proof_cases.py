@@ -167,6 +167,15 @@ def test_case_28_a_rank_that_is_killed_after_the_proof(site: Site) -> None:
     assert all(row["count"] is None for row in found["tokens"] if row["dp_rank"] == 1)
 
 
+def test_what_a_rank_forked_and_never_reaped_is_no_dead_rank(site: Site) -> None:
+    """Seen with the real SGLang: the zombie has the comm of a scheduler, and the start was called failed for it."""
+    site.start({"tp_size": 2}, UNREAPED="1", LOAD_S="14")
+    found = site.served()
+    zombies = site.ns.pids() - {pid for pid, _ticks in site.ns.living()}
+    assert len(zombies) == 2, "nobody forked"
+    assert (found["workers"]["schedulers"], found["workers"]["dead"], found["workers"]["problem"]) == (2, [], None)
+
+
 def test_case_28_a_rank_that_is_stopped(site: Site) -> None:
     site.start({"dp_size": 2})
     assert site.served(soak_requests=0)["verdict"] == "ready"

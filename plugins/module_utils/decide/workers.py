@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import typing as t
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..model import Process
 from ..sglang.servers import Member, tree_of
@@ -24,7 +24,8 @@ _DIMENSIONS = ("DP", "PP", "TP")  # what a title says beyond these follows from 
 # With these SGLang runs no schedulers of its own here, or lets Ray run them.
 _OTHER_TREES = ("encoder-only", "use-ray")
 _DP = re.compile(r"DP(\d+)")
-_ROLES = ("leader", "scheduler", "detokenizer", "detokenizer_router", "data_parallel_controller", "tokenizer_worker")
+_WORKERS = ("scheduler", "detokenizer", "detokenizer_router", "data_parallel_controller", "tokenizer_worker")
+_ROLES = ("leader", *_WORKERS)
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,19 @@ def _ranks_here(
 
 
 def workers_of(leader: Process, processes: t.Mapping[int, Process]) -> tuple[Worker, ...]:
-    """The leader and its descendants, as they are judged here."""
-    return tuple(_worker(member) for member in tree_of(leader, processes))
+    """The leader and its descendants, as they are judged here. One with its parent's role is no worker: whatever a
+    worker forks bears its title until it executes something, and its comm as a zombie."""
+    members = tree_of(leader, processes)
+    workers = {member.process.pid: _worker(member) for member in members}
+    parents = {member.process.pid: workers.get(member.process.ppid) for member in members}
+    return tuple(
+        replace(worker, role="other", ranks={}) if _is_fork(worker, parents[pid]) else worker
+        for pid, worker in workers.items()
+    )
+
+
+def _is_fork(worker: Worker, parent: t.Optional[Worker]) -> bool:
+    return parent is not None and worker.role in _WORKERS and worker.role == parent.role
 
 
 def _worker(member: Member) -> Worker:

@@ -45,11 +45,14 @@ def read_tree(leader: int, proc: str = "/proc") -> tuple[Member, ...]:
     for pid, stat in stats.items():
         children.setdefault(stat["ppid"], []).append(pid)
     found: list[Member] = []
+    roles: dict[int, str] = {}
     waiting, seen = [leader], {leader}
     while waiting and len(found) < MAX_TREE:
         pid = waiting.pop(0)
         if pid in stats:
-            found.append(_member(pid, stats[pid], leader))
+            member = _member(pid, stats[pid], leader, roles.get(stats[pid]["ppid"]))
+            roles[pid] = role_of(stats[pid]["comm"]) if pid != leader else "leader"
+            found.append(member)
         for child in children.get(pid, ()):
             if child not in seen:
                 seen.add(child)
@@ -57,10 +60,13 @@ def read_tree(leader: int, proc: str = "/proc") -> tuple[Member, ...]:
     return tuple(found)
 
 
-def _member(pid: int, stat: t.Mapping[str, t.Any], leader: int) -> Member:
+def _member(pid: int, stat: t.Mapping[str, t.Any], leader: int, parent: t.Optional[str]) -> Member:
+    """A process of the tree. One with its parent's role is no rank: whatever a rank forks bears its comm until it
+    executes something, and as a zombie for as long as nobody reaps it."""
     # A zombie whose threads live on is no dead process: it still holds what they use.
     state = "S" if stat["state"] == "Z" and stat["threads"] > 1 else stat["state"]
-    return Member(pid, stat["start_ticks"], "leader" if pid == leader else role_of(stat["comm"]), state)
+    role = "leader" if pid == leader else role_of(stat["comm"])
+    return Member(pid, stat["start_ticks"], "other" if role == parent else role, state)
 
 
 def fetch_activity(leader: int, proc: str = "/proc", deadline_s: float = ACTIVITY_DEADLINE_S) -> Activity:

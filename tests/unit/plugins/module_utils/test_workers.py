@@ -194,3 +194,18 @@ def test_workers_by_titles_and_tree() -> None:
     assert found[2].ranks == {"TP": 0}
     judged = judge_workers(tuple(found.values()), expected_workers({"tp_size": 2}))
     assert (judged.starting, [one.pid for one in judged.dead]) == (1, [3, 6])
+
+
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer", "data_parallel_controller"])
+@pytest.mark.parametrize("state", ["S", "Z"])
+def test_what_a_worker_forks_is_no_worker(role: str, state: str) -> None:
+    """It bears its parent's title until it executes something, and its comm as a zombie that nobody reaps."""
+    title = f"sglang::{role}"
+    fork = process(3, "" if state == "Z" else title, ppid=2, comm=title[:15], state=state)
+    processes = {
+        1: process(1, LEADER),
+        2: process(2, title, ppid=1, comm=title[:15]),
+        3: fork,
+    }
+    found = {one.pid: one.role for one in workers_of(processes[1], processes)}
+    assert found == {1: "leader", 2: role, 3: "other"}

@@ -41,6 +41,7 @@ class Settings:
     pinned_mib: int = 0
     devices: str = ""
     orphan: bool = False
+    unreaped: bool = False
     listeners: bool = True
     more_info: str = ""
 

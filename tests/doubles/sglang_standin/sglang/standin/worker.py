@@ -74,6 +74,8 @@ def run_scheduler(args: ServerArgs, rank: Rank, connection: Connection) -> None:
     die_with_parent()
     set_title("sglang::scheduler" + rank.label.replace(" ", "_"))
     set_prefix(rank.label)
+    if settings.unreaped and os.fork() == 0:
+        os._exit(0)  # nobody waits for it: a zombie with this rank's comm
     segment = None
     try:
         segment = _load(args, rank, settings)
