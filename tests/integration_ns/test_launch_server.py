@@ -316,10 +316,13 @@ def test_headroom_by_the_log_is_judged_where_a_gpu_is_used(site: Site) -> None:
     site.started(flags={"device": "cuda"}, faults={"AVAILABLE_GPU_MEM_GB": "0.82"})
     ready = site.ready()
     assert ready.failed
-    assert "839 MiB" in ready.json["error"]
+    # Here is no GPU that anybody could look at, which is a finding of its own.
+    blind, little = ready.json["proof"]["problems"]
+    assert "can't be seen from here" in blind
+    assert "839 MiB" in little
     assert ready.json["headroom_mib"] == 839
     enough = site.ready(min_gpu_headroom_mib=512)
-    assert enough.json["ready"] is True
+    assert enough.json["proof"]["problems"] == [blind]
 
 
 def test_an_asked_for_reasoning_parser_that_does_not_work(site: Site) -> None:
