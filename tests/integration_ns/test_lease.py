@@ -227,4 +227,4 @@ def test_the_files_are_the_owners_alone_to_change(host: Host) -> None:
     assert not lease(host, "a").failed
     folder = Path(host.state_dir / NAME)
     modes = {name: os.stat(folder / name).st_mode & 0o777 for name in sorted(os.listdir(folder))}
-    assert modes == {".lease.lock": 0o600, "lease.json": 0o644}
+    assert modes == {".lease.lock": 0o600, "launches": 0o711, "lease.json": 0o644}
