@@ -22,9 +22,11 @@ def why_no_key(leader: t.Optional[Process], users: t.Iterable[t.Optional[str]]) 
     """Why this process, which is not the very one of a record, gets no key; None: it may have it. Whoever runs as the
     server's account has it already, since its launch's files are readable for that, and root as well. A command line
     proves nothing, nor does a unit's name."""
+    if leader is None:
+        return "which process it is is not known, so it gets no API key"
     names = sorted({str(user) for user in users if user}) or [user_name(os.geteuid()) or ""]
-    uid = None if leader is None else leader.uid
-    if leader is None or (uid is not None and uid in (0, *(user_id(name) for name in names))):
+    uid = leader.uid
+    if uid is not None and uid in (0, *(user_id(name) for name in names)):
         return None
     return (
         f"pid {leader.pid} runs as {user_name(uid) or 'somebody'} and is not the process that was launched, so it gets "

@@ -50,3 +50,7 @@ def test_anybody_else_gets_none_and_is_named(uid: int | None, users: tuple[str |
     why = why_no_key(leader(uid), users)
     assert why is not None and "pid 812" in why and "gets no API key" in why
     assert (users[0] or user_name(os.geteuid()) or "") in why
+
+
+def test_nobody_who_is_known_gets_none() -> None:
+    assert "gets no API key" in str(why_no_key(None, ("nobody",)))
