@@ -11,7 +11,7 @@ from ansible_collections.cleanslate.sglang.plugins.filter.inventory import plain
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import rollout, rollout_report
 
 JSON = dict[str, t.Any]
-_OF_PLAN = ("preflight_chosen", "rollout_seen", "sglang_proxmox_host")
+_OF_PLAN = ("preflight_chosen", "preflight_units", "rollout_seen", "sglang_proxmox_host")
 _OF_REPORT = ("rollout_seen", "rollout_results", "rollout_restored", "rollout_begun")
 
 
@@ -47,6 +47,16 @@ def rollout_plan(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], option
     units, problems = rollout.units_of(hosts, variables)
     made = rollout.plan(units, plain_value(options))
     return {**made, "problems": problems + made["problems"] + rollout.spread_problems(made, variables)}
+
+
+def rollout_mine(batch: t.Sequence[t.Mapping[str, t.Any]], host: str) -> list[str]:
+    """What a host has to do at each slot of a batch."""
+    return rollout.mine(plain_value(batch), host)
+
+
+def rollout_answers(units: t.Any, host: str, server: str) -> bool:
+    """Whether requests are sent to this host's part of a server."""
+    return rollout.answers_requests(plain_value(units), host, server)
 
 
 def rollout_judgement(batch: t.Sequence[t.Mapping[str, t.Any]], hostvars: t.Mapping[str, t.Any]) -> list[str]:
@@ -114,9 +124,11 @@ class FilterModule:
 
     def filters(self) -> dict[str, t.Callable[..., t.Any]]:
         return {
+            "rollout_answers": rollout_answers,
             "rollout_html": rollout_html,
             "rollout_judgement": rollout_judgement,
             "rollout_lines": rollout_lines,
+            "rollout_mine": rollout_mine,
             "rollout_plan": rollout_plan,
             "rollout_plan_lines": rollout_plan_lines,
             "rollout_problems": rollout_problems,

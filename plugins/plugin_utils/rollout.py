@@ -4,8 +4,9 @@
 """A rollout: what is left to do, in which batches, and whether a batch went well. Pure functions.
 
 A batch is a set of servers, never of hosts: how many may be away at once is what counts, and a host may have several.
-A server counts as proved only where its own result says so; one without a word of it (its host failed, can't be reached
-or vanished) is not.
+A server over several hosts (nnodes) is one server: its members are in the same batch, at the same slot of it, so that
+their hosts come to it at the same moment. A server counts as proved only where its own result says so, of each member;
+one without a word of it (its host failed, can't be reached or vanished) is not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import typing as t
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .going_back import launches_of
 from .inventory import flag_name, listed
@@ -32,17 +33,33 @@ _SOAK = {"requests": 8, "concurrency": 4, "tokens": 32}
 @dataclass(frozen=True)
 class Unit:
     """One server. ``node``: the Proxmox node of its host, empty where none is named. ``done``: it is as wanted.
-    ``routed``: routers send to it."""
+    ``routed``: routers send to it. ``others``: of a server over several hosts its members beside this one, which is
+    that of node rank 0, in the order of their ranks; ``label``: how people call it as a whole, else empty."""
 
     host: str
     server: str
     node: str = ""
     done: bool = False
     routed: bool = False
+    others: tuple[Unit, ...] = ()
+    label: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.host}/{self.server}"
+
+    @property
+    def members(self) -> tuple[Unit, ...]:
+        return (self, *self.others)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(member.host for member in self.members)
+
+    @property
+    def all_done(self) -> bool:
+        """A server over several hosts is as wanted only as a whole."""
+        return all(member.done for member in self.members)
 
 
 # --- what was asked for -----------------------------------------------------------------------------------------------
@@ -217,7 +234,7 @@ def batches_of(units: t.Sequence[Unit], ramp: t.Sequence[t.Any], total: int, per
     """The units in batches: as many as the step of the ramp says, the last step again and again.
 
     A guest whose node has ``per_node`` guests in the batch waits for a later one; nobody overtakes it but those that
-    it has to wait for.
+    it has to wait for. A server over more guests of a node than that comes alone there: it can't be taken apart.
     """
     left = list(units)
     found: list[list[Unit]] = []
@@ -233,29 +250,48 @@ def batches_of(units: t.Sequence[Unit], ramp: t.Sequence[t.Any], total: int, per
 
 
 def _fits(unit: Unit, batch: t.Sequence[Unit], per_node: int) -> bool:
-    guests = {each.host for each in batch if each.node and each.node == unit.node} | {unit.host}
-    return not unit.node or len(guests) <= per_node
+    for node in {member.node for member in unit.members if member.node}:
+        own = {member.host for member in unit.members if member.node == node}
+        guests = own | {member.host for each in batch for member in each.members if member.node == node}
+        if len(guests) > max(per_node, len(own)):
+            return False
+    return True
 
 
 def named(units: t.Sequence[Unit], name: str) -> list[Unit]:
-    """The units that HOST/SERVER, or a server's name alone, stands for."""
-    return [unit for unit in units if name in (unit.name, unit.server)]
+    """The units that HOST/SERVER (of any member), or a server's name alone, stands for."""
+    return [unit for unit in units if any(name in (member.name, member.server) for member in unit.members)]
+
+
+def slots_of(units: t.Sequence[Unit]) -> list[int]:
+    """Of each unit its slot: hosts go through theirs side by side, each with one server at a time, and all members of a
+    unit come at the same one."""
+    taken: dict[str, set[int]] = {}
+    found = []
+    for unit in units:
+        busy = set().union(*(taken.get(host, set()) for host in unit.hosts))
+        slot = next(number for number in range(len(busy) + 1) if number not in busy)
+        for host in unit.hosts:
+            taken.setdefault(host, set()).add(slot)
+        found.append(slot)
+    return found
 
 
 def plan(units: t.Sequence[Unit], options: t.Mapping[str, t.Any]) -> JSON:
     """The whole rollout: {"problems", "batches", "slots", "most", "done", "left_out", "total", "routed", "ramp",
     "canary"}.
 
-    ``batches``: lists of {"host", "server", "node"}. ``slots``: per batch the most servers of one host; ``most``: of
-    all that were chosen. ``options``: as for option_problems, and canary, except.
+    ``batches``: lists of {"host", "server", "node", "unit", "slot"}, one per member of a server. ``unit``: the name of
+    a server over several hosts, else empty. ``slots``: per batch how many slots it has. ``most``: the most servers of
+    one host. ``total``: servers that were chosen. ``options``: as for option_problems, and canary, except.
     """
     problems = option_problems(options)
     left_out: list[Unit] = []
     for name in listed(options.get("except", [])):
         meant = named(units, name)
         problems += [] if meant else [f"rollout_except names {name}, which is none of the chosen servers"]
-        left_out += meant
-    pending = [unit for unit in units if not unit.done and unit not in left_out]
+        left_out += [unit for unit in meant if unit not in left_out]
+    pending = [unit for unit in units if not unit.all_done and unit not in left_out]
     canary = str(options.get("canary") or "").strip()
     first = named(units, canary) if canary else []
     problems += _canary_problems(canary, first, left_out)
@@ -267,13 +303,13 @@ def plan(units: t.Sequence[Unit], options: t.Mapping[str, t.Any]) -> JSON:
         batches = batches_of(order, ramp, len(units) - len(left_out), per_node)
     return {
         "problems": problems,
-        "batches": [[_row(unit) for unit in batch] for batch in batches],
-        "slots": [_most_of_one_host(batch) for batch in batches],
-        "most": _most_of_one_host(units) if units else 0,
-        "done": [_row(unit) for unit in units if unit.done and unit not in left_out],
-        "left_out": [_row(unit) for unit in left_out],
+        "batches": [_rows(batch) for batch in batches],
+        "slots": [max(slots_of(batch)) + 1 for batch in batches],
+        "most": _most_of_one_host(units),
+        "done": _rows([unit for unit in units if unit.all_done and unit not in left_out]),
+        "left_out": _rows(left_out),
         "total": len(units),
-        "routed": any(unit.routed for unit in units),
+        "routed": any(member.routed for unit in units for member in unit.members),
         "ramp": ramp,
         "canary": batches[0][0].name if batches else "",
     }
@@ -290,33 +326,69 @@ def _canary_problems(canary: str, found: t.Sequence[Unit], left_out: t.Sequence[
     return [f"rollout_canary {canary} is left out by rollout_except"] if found[0] in left_out else []
 
 
-def _row(unit: Unit) -> JSON:
-    return {"host": unit.host, "server": unit.server, "node": unit.node}
+def _rows(units: t.Sequence[Unit]) -> list[JSON]:
+    """One row per member."""
+    return [
+        {"host": member.host, "server": member.server, "node": member.node, "unit": unit.label, "slot": slot}
+        for unit, slot in zip(units, slots_of(units))
+        for member in unit.members
+    ]
 
 
-def _most_of_one_host(batch: t.Sequence[Unit]) -> int:
-    hosts = [unit.host for unit in batch]
-    return max(hosts.count(host) for host in hosts)
+def _most_of_one_host(units: t.Sequence[Unit]) -> int:
+    hosts = [host for unit in units for host in unit.hosts]
+    return max((hosts.count(host) for host in hosts), default=0)
 
 
 def units_of(hosts: t.Sequence[str], variables: t.Mapping[str, t.Any]) -> tuple[list[Unit], list[str]]:
     """The chosen servers in the order of the inventory, and what stands against changing them here.
 
-    ``variables``: per host preflight_chosen, rollout_seen and sglang_proxmox_host.
+    ``variables``: per host preflight_chosen, preflight_units, rollout_seen and sglang_proxmox_host.
     """
     units: list[Unit] = []
     problems: list[str] = []
+    seen_: set[tuple[str, str]] = set()
     for host in hosts:
-        values = variables[host]
-        found = values.get("rollout_seen") or {}
-        for server in values.get("preflight_chosen") or []:
-            row = found.get(server)
-            if row is None:
-                problems.append(f"{host}: server '{server}': nothing is known of it")
+        for server in variables[host].get("preflight_chosen") or []:
+            if (host, server) in seen_:
                 continue
-            node = str(values.get("sglang_proxmox_host") or "")
-            units.append(Unit(host, str(server), node, row["done"] is True, row["routed"] is True))
+            spread = mapping(mapping(variables[host], "preflight_units"), str(server))
+            places = [(str(each["host"]), str(each["server"])) for each in items(spread, "members")] or [(host, server)]
+            seen_.update(places)
+            found = [(place, _member(*place, variables.get(place[0]) or {})) for place in places]
+            members = [member for _place, member in found if member is not None]
+            problems += [
+                f"{place[0]}: server '{place[1]}': nothing is known of it" for place, member in found if member is None
+            ]
+            if len(members) == len(found):
+                label = str(spread.get("name") or "") if len(members) > 1 else ""
+                units.append(replace(members[0], others=tuple(members[1:]), label=label))
     return units, problems
+
+
+def _member(host: str, server: str, values: Result) -> t.Optional[Unit]:
+    """What was found of one server of one host; None: nothing."""
+    row = mapping(values, "rollout_seen").get(server)
+    if not isinstance(row, t.Mapping):
+        return None
+    node = str(values.get("sglang_proxmox_host") or "")
+    return Unit(host, str(server), node, row["done"] is True, row["routed"] is True)
+
+
+def mine(batch: t.Sequence[Result], host: str) -> list[str]:
+    """What a host has to do at each slot of a batch: a server's name, or nothing."""
+    slots = max((int(row["slot"]) for row in batch), default=-1) + 1
+    own = {int(row["slot"]): str(row["server"]) for row in batch if row["host"] == host}
+    return [own.get(slot, "") for slot in range(slots)]
+
+
+def answers_requests(units: t.Any, host: str, server: str) -> bool:
+    """Whether requests are sent to this member: of a server over several hosts only to that of node rank 0.
+
+    ``units``: preflight_units of the host.
+    """
+    members = items(mapping(units if isinstance(units, t.Mapping) else {}, server), "members")
+    return all(each.get("rank") == 0 for each in members if each.get("host") == host)
 
 
 def spread_problems(plan_: Result, variables: t.Mapping[str, t.Any]) -> list[str]:

@@ -22,6 +22,13 @@ AS_WANTED, CHANGED, LEFT_OUT, NOT_BEGUN = "as wanted", "changed", "left out", "n
 ROLLED_BACK, BACK_FAILED, STOPPED, LEFT = "rolled back", "rollback failed", "stopped", "left as it is"
 UNTOUCHED, FAILED, UNKNOWN = "not touched", "failed", "unknown"
 FINE = (AS_WANTED, CHANGED, LEFT_OUT)
+# From the best to the worst: of a server over several hosts its worst member says what it is.
+_RANKING = (
+    *(LEFT_OUT, NOT_BEGUN, AS_WANTED, CHANGED, ROLLED_BACK, UNTOUCHED),
+    *(STOPPED, LEFT, BACK_FAILED, FAILED, UNKNOWN),
+)
+# What only the whole of such a server can be.
+_OF_THE_WHOLE = (AS_WANTED, CHANGED, ROLLED_BACK)
 
 
 # --- one server -------------------------------------------------------------------------------------------------------
@@ -144,6 +151,7 @@ def document(plan: Result, variables: t.Mapping[str, t.Any], run: Result, times:
     for number, batch in enumerate(items(plan, "batches"), 1):
         state = UNKNOWN if number <= begun else NOT_BEGUN
         rows += [_unit_row(row, variables, state, number) for row in batch]
+    rows = _as_wholes(rows)
     open_ = [row for row in rows if row["state"] not in FINE or row["error"]]
     reasons = [str(each) for each in stopped or []]
     return {
@@ -181,6 +189,7 @@ def _unit_row(row: Result, variables: t.Mapping[str, t.Any], state: str, batch: 
         "host": host,
         "server": server,
         "node": row.get("node") or None,
+        "unit": row.get("unit") or None,
         "batch": batch,
         "state": told.get("state", state),
         "proved": told.get("proved") is True or state == AS_WANTED,
@@ -198,6 +207,37 @@ def _unit_row(row: Result, variables: t.Mapping[str, t.Any], state: str, batch: 
         "baseline": limits.get("baseline"),
         "baseline_note": str(limits.get("note") or ""),
     }
+
+
+def _as_wholes(rows: t.Sequence[JSON]) -> list[JSON]:
+    """The same, where no member of a server over several hosts says of itself what its whole is not."""
+    wholes: dict[str, list[JSON]] = {}
+    for row in rows:
+        if row["unit"]:
+            wholes.setdefault(row["unit"], []).append(row)
+    return [_as_whole(row, wholes[row["unit"]]) if row["unit"] else row for row in rows]
+
+
+def _as_whole(row: JSON, members: t.Sequence[JSON]) -> JSON:
+    proved = all(member["proved"] for member in members)
+    worst = max(members, key=lambda member: _RANKING.index(member["state"]))
+    if row["state"] == worst["state"] or row["state"] not in _OF_THE_WHOLE or worst["state"] in (AS_WANTED, CHANGED):
+        return {**row, "proved": proved}
+    # Nothing was done to the worst one, but to this one: then the whole has failed.
+    state = FAILED if worst["state"] == UNTOUCHED else worst["state"]
+    why = f"{worst['host']}/{worst['server']} is {worst['state']}: {worst['error'] or 'it is not proved'}"
+    return {
+        **row,
+        "state": state,
+        "proved": proved,
+        "serving": None if worst["serving"] is None else bool(row["serving"] and worst["serving"]),
+        "error": "; ".join(filter(None, (row["error"], f"of {row['unit']} {why}"))),
+    }
+
+
+def servers_in(rows: t.Sequence[Result]) -> int:
+    """How many servers these rows are: one over several hosts is one."""
+    return len({row.get("unit") or f"{row['host']}/{row['server']}" for row in rows})
 
 
 def secrets_of(values: Result) -> list[str]:
@@ -227,7 +267,12 @@ def why_stopped(report: Result) -> str:
         return ""
     rows = items(report, "servers")
     bad = [row for row in rows if row["state"] not in (*FINE, NOT_BEGUN) or row["error"]]
-    told = [f"{row['host']}/{row['server']} ({row['state']}): {row['error'] or 'it is not proved'}" for row in bad]
+    # What is the same of all members of a server is told once.
+    same: dict[tuple[str, str, str], list[str]] = {}
+    for row in bad:
+        key = (str(row.get("unit") or id(row)), str(row["state"]), str(row["error"] or "it is not proved"))
+        same.setdefault(key, []).append(f"{row['host']}/{row['server']}")
+    told = [f"{', '.join(names)} ({state}): {error}" for (_unit, state, error), names in same.items()]
     waiting = [row for row in rows if row["state"] == NOT_BEGUN]
     refused = [str(reason) for reason in items(report, "stopped")]
     number = int(report.get("begun") or 0)
@@ -236,7 +281,7 @@ def why_stopped(report: Result) -> str:
     words = [f"the rollout stopped {where} of {len(items(report, 'batches'))}: {reasons}"]
     if waiting:
         words.append(f"not begun: {', '.join(row['host'] + '/' + row['server'] for row in waiting)}")
-    changed = sum(1 for row in rows if row["state"] == CHANGED and not row["error"])
+    changed = servers_in([row for row in rows if row["state"] == CHANGED and not row["error"]])
     return "; ".join([*words, f"{changed} changed. Run the same again once it is mended: it goes on with what is left"])
 
 
@@ -246,9 +291,9 @@ def why_stopped(report: Result) -> str:
 def plan_lines(plan: Result, variables: t.Mapping[str, t.Any]) -> list[str]:
     """The batches, before anything is touched."""
     batches, done = items(plan, "batches"), items(plan, "done")
-    count = sum(len(batch) for batch in batches)
+    count = servers_in([row for batch in batches for row in batch])
     if not count:
-        return [f"Nothing to do: {cell(len(done))} of {cell(plan.get('total'))} servers are as wanted"]
+        return [f"Nothing to do: {cell(servers_in(done))} of {cell(plan.get('total'))} servers are as wanted"]
     lines = [f"{cell(count)} servers in {cell(len(batches))} batches, ramp {cell(items(plan, 'ramp'))}"]
     columns = [Column("Batch", right=True), Column("Server", 40), Column("Node", 16), Column("Why", 40)]
     rows = []
@@ -257,6 +302,8 @@ def plan_lines(plan: Result, variables: t.Mapping[str, t.Any]) -> list[str]:
             found = mapping(mapping(variables.get(row["host"]) or {}, "rollout_seen"), str(row["server"]))
             rows.append([number, f"{row['host']}/{row['server']}", row.get("node") or "-", found.get("why") or "-"])
     lines += table(columns, rows)
+    for name in dict.fromkeys(row["unit"] for batch in batches for row in batch if row.get("unit")):
+        lines += paragraph(f"{name}: they go and come together, and count once", "One server: ")
     for label, group in (("As wanted", done), ("Left out", items(plan, "left_out"))):
         if group:
             lines += paragraph(", ".join(f"{row['host']}/{row['server']}" for row in group), f"{label}: ")
@@ -278,6 +325,8 @@ def report_lines(report: Result) -> list[str]:
     ]
     lines += table(columns, [_cells(row) for row in rows]) if rows else []
     lines += _changes(rows)
+    for name in dict.fromkeys(row["unit"] for row in rows if row.get("unit")):
+        lines += paragraph(str(name), "One server: ")
     for row in rows:
         lines += _story(row)
     for reason in items(report, "stopped"):
@@ -286,7 +335,8 @@ def report_lines(report: Result) -> list[str]:
 
 
 def _title(report: Result, rows: t.Sequence[Result]) -> str:
-    counts = {state: sum(1 for row in rows if row["state"] == state) for state in [row["state"] for row in rows]}
+    states = dict.fromkeys(row["state"] for row in rows)
+    counts = {state: servers_in([row for row in rows if row["state"] == state]) for state in states}
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
     return f"Rollout {'DONE' if report.get('verdict') == 'done' else 'STOPPED'}: {told or 'no server'}"
 
@@ -389,7 +439,7 @@ def _html_row(row: Result) -> str:
     )
     cells = [
         _td(row["batch"] or "", "n"),
-        _td(f"{row['host']}/{row['server']}"),
+        _td(f"{row['host']}/{row['server']}" + (f" (of {row['unit']})" if row.get("unit") else "")),
         _td(state + (f" to {row['rolled_back_to']}" if row["rolled_back_to"] else ""), kind),
         _td(_configuration(old)),
         _td(_configuration(new)),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import typing as t
+from dataclasses import replace
 
 import pytest
 
@@ -184,6 +185,107 @@ def test_units_come_from_what_each_host_found() -> None:
     assert problems == ["a: server 'y': nothing is known of it"]
 
 
+# --- servers over several hosts ---------------------------------------------------------------------------------------
+
+
+def big(*hosts: str, server: str = "big", **changes: t.Any) -> Unit:
+    others = tuple(Unit(host, server, **changes) for host in hosts[1:])
+    return Unit(hosts[0], server, others=others, label=f"{server} over {', '.join(hosts)}", **changes)
+
+
+def test_a_server_over_several_hosts_counts_once_and_its_members_come_together() -> None:
+    units = [Unit("a", "x"), big("a", "b"), Unit("b", "x"), Unit("c", "x")]
+    made = rollout.plan(units, {"ramp": [1, 2]})
+    assert [names(batch) for batch in made["batches"]] == [["a/x"], ["a/big", "b/big", "b/x"], ["c/x"]]
+    assert (made["total"], made["most"], made["slots"]) == (4, 2, [1, 2, 1])
+    second = made["batches"][1]
+    assert [(row["slot"], row["unit"]) for row in second] == [(0, "big over a, b")] * 2 + [(1, "")]
+    assert [rollout.mine(second, host) for host in "abc"] == [["big", ""], ["big", "x"], ["", ""]]
+    assert rollout.mine([], "a") == []
+
+
+def test_all_members_have_the_same_slot_and_no_host_two_servers_at_one() -> None:
+    units = [Unit("a", "x"), Unit("a", "y"), Unit("b", "x"), Unit("c", "x")]
+    units[3:3] = [big("b", "a"), big("c", "b", server="huge")]
+    batch = rollout.plan(units, {"ramp": ["100%"]})["batches"][0]
+    for name in ("big over b, a", "huge over c, b"):
+        assert len({row["slot"] for row in batch if row["unit"] == name}) == 1
+    places = [(row["host"], row["slot"]) for row in batch]
+    assert len(places) == len(set(places)) == 8
+    for host in "abc":
+        own = [row["server"] for row in batch if row["host"] == host]
+        assert sorted(filter(None, rollout.mine(batch, host))) == sorted(own)
+
+
+def test_parts_are_of_servers_and_not_of_hosts() -> None:
+    units = [big(*(f"h{number}{part}" for part in "abcd"), server=f"s{number}") for number in range(4)]
+    assert [len(batch) for batch in rollout.plan(units, {"ramp": ["50%"]})["batches"]] == [8, 8]
+
+
+@pytest.mark.parametrize("name", ["a/big", "b/big", "big"])
+def test_any_member_names_the_whole(name: str) -> None:
+    units = [Unit("a", "x"), big("a", "b")]
+    made = rollout.plan(units, {"canary": name, "ramp": [1]})
+    assert [names(batch) for batch in made["batches"]] == [["a/big", "b/big"], ["a/x"]]
+    assert made["canary"] == "a/big"
+    made = rollout.plan(units, {"except": f"{name},a/big", "ramp": [1]})
+    assert (names(made["left_out"]), names(made["batches"][0])) == (["a/big", "b/big"], ["a/x"])
+    assert "left out" in rollout.plan(units, {"except": "b/big", "canary": name})["problems"][0]
+
+
+def test_a_whole_is_done_only_if_all_of_it_is() -> None:
+    half = replace(big("a", "b"), done=True)
+    assert names(rollout.plan([half], {})["batches"][0]) == ["a/big", "b/big"]
+    assert names(rollout.plan([big("a", "b", done=True)], {})["done"]) == ["a/big", "b/big"]
+
+
+def test_guests_of_a_node_are_counted_for_each_member() -> None:
+    spread = Unit("a", "big", "pve1", others=(Unit("b", "big", "pve2"),), label="big over a, b")
+    units = [spread, Unit("c", "x", "pve2"), Unit("d", "x", "pve3")]
+    made = rollout.plan(units, {"ramp": [3]})
+    assert [names(batch) for batch in made["batches"]] == [["a/big", "b/big", "d/x"], ["c/x"]]
+
+
+def test_a_whole_on_one_node_can_not_be_taken_apart_and_comes_alone_there() -> None:
+    units = [Unit("c", "x", "pve1"), big("a", "b", node="pve1"), Unit("d", "x", "pve1")]
+    made = rollout.plan(units, {"ramp": [3]})
+    assert [names(batch) for batch in made["batches"]] == [["c/x"], ["a/big", "b/big"], ["d/x"]]
+
+
+def spread_host(done: bool = True, **more: t.Any) -> dict[str, t.Any]:
+    members = [{"host": host, "server": "big", "rank": rank} for rank, host in enumerate(("b", "a"))]
+    units = {"big": {"name": "big over b, a", "members": members}}
+    seen = {"big": {"done": done, "routed": False}, "x": {"done": True, "routed": True}}
+    return {"preflight_chosen": ["x", "big"], "preflight_units": units, "rollout_seen": seen, **more}
+
+
+def test_a_whole_comes_from_what_each_of_its_hosts_found() -> None:
+    variables = {"a": spread_host(False), "b": spread_host(sglang_proxmox_host="pve1")}
+    units, problems = rollout.units_of(["a", "b"], variables)
+    assert problems == []
+    assert [(unit.name, unit.hosts, unit.label) for unit in units] == [
+        ("a/x", ("a",), ""), ("b/big", ("b", "a"), "big over b, a"), ("b/x", ("b",), ""),
+    ]  # fmt: skip
+    assert units[1].node == "pve1"
+    assert not units[1].all_done
+
+
+def test_a_whole_with_a_member_that_nothing_is_known_of_is_refused() -> None:
+    variables = {"a": spread_host(), "b": spread_host(rollout_seen={"x": {"done": True, "routed": True}})}
+    units, problems = rollout.units_of(["a", "b"], variables)
+    assert problems == ["b: server 'big': nothing is known of it"]
+    assert [unit.name for unit in units] == ["a/x", "b/x"]
+    assert "nothing is known" in rollout.units_of(["a"], {"a": spread_host()})[1][0]
+
+
+def test_requests_are_sent_to_node_0_alone() -> None:
+    units = spread_host()["preflight_units"]
+    assert rollout.answers_requests(units, "b", "big")
+    assert not rollout.answers_requests(units, "a", "big")
+    assert rollout.answers_requests(units, "a", "x")
+    assert rollout.answers_requests(None, "a", "x")
+
+
 @pytest.mark.parametrize(("key", "value", "nodes"), [("nnodes", 2, 2), ("--nnodes", "4", 4), ("tp_size", 2, 1)])
 def test_servers_over_several_hosts_are_refused(key: str, value: t.Any, nodes: int) -> None:
     assert rollout.nodes_of({"flags": {key: value}}) == nodes
@@ -352,6 +454,15 @@ def test_a_batch_must_leave_somebody_in_each_router() -> None:
     assert "would have 0 healthy workers for model chat" in rollout.too_few_left(batch, asked("a", "b", "c"), 1)[0]
     assert "would have 1 healthy" in rollout.too_few_left(batch[:2], asked("a", "b"), 2)[0]
     assert rollout.too_few_left(batch, asked("a", "b", "c"), 0) == []
+
+
+def test_a_server_over_several_hosts_is_one_worker() -> None:
+    """Its other hosts are in no router, or are given the same URL."""
+    batch = [{"host": "a", "server": "x"}, {"host": "z", "server": "x"}]
+    answers = {**asked("a"), "z": asked("a")["a"]}
+    assert rollout.too_few_left(batch, answers, 2) == []
+    assert rollout.too_few_left(batch, asked("a"), 2) == []
+    assert "without the 1 of this batch" in rollout.too_few_left(batch, answers, 3)[0]
 
 
 def test_the_sick_and_those_of_another_model_are_no_others() -> None:

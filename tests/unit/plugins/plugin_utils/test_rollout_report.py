@@ -234,3 +234,74 @@ def test_the_batches_before_they_begin() -> None:
 def test_nothing_to_do() -> None:
     lines = rollout_report.plan_lines({**PLAN, "batches": []}, {})
     assert lines == ["Nothing to do: 1 of 4 servers are as wanted"]
+
+
+# --- servers over several hosts ---------------------------------------------------------------------------------------
+
+BIG = "big over a, b"
+
+
+def big_row(host: str, slot: int = 0) -> dict[str, t.Any]:
+    return {"host": host, "server": "big", "node": "", "unit": BIG, "slot": slot}
+
+
+def whole(first: dict[str, t.Any] | None, second: dict[str, t.Any] | None) -> dict[str, t.Any]:
+    """A report on one server over two hosts, whose parts say this."""
+    plan = {"batches": [[big_row("a"), big_row("b")]], "done": [], "left_out": [], "ramp": [1], "total": 1}
+    told = {"a": first, "b": second}
+    results = {host: {"big": result} if result else {} for host, result in told.items()}
+    variables = {host: {"rollout_begun": 1, "rollout_results": result} for host, result in results.items()}
+    return rollout_report.document(plan, variables, {}, {})
+
+
+CHANGED: dict[str, t.Any] = {"state": "changed", "proved": True, "serving": True, "error": ""}
+ALONE: dict[str, t.Any] = {**CHANGED, "state": "as wanted"}
+BACK: dict[str, t.Any] = {"state": "rolled back", "proved": False, "serving": True, "error": "node 1 failed"}
+
+
+def part(state: str, serving: bool | None = None, error: str = "it failed") -> dict[str, t.Any]:
+    return {"state": state, "proved": False, "serving": serving, "error": error}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (CHANGED, CHANGED, ("changed", "changed")),
+        (BACK, BACK, ("rolled back", "rolled back")),
+        (BACK, part("rollback failed", False), ("rollback failed", "rollback failed")),
+        (part("failed"), BACK, ("failed", "failed")),
+        (CHANGED, None, ("unknown", "unknown")),
+        (CHANGED, part("left as it is"), ("left as it is", "left as it is")),
+        (BACK, part("not touched"), ("failed", "not touched")),
+        (part("stopped", False), part("failed"), ("stopped", "failed")),
+        (ALONE, CHANGED, ("as wanted", "changed")),
+    ],
+)
+def test_no_part_is_better_than_its_whole(
+    first: dict[str, t.Any], second: dict[str, t.Any] | None, expected: tuple[str, str]
+) -> None:
+    report = whole(first, second)
+    rows = report["servers"]
+    assert tuple(row["state"] for row in rows) == expected
+    good = first in (CHANGED, ALONE) and second == CHANGED
+    assert [row["proved"] for row in rows] == [good, good]
+    assert report["verdict"] == ("done" if good else "stopped")
+    for row, own in zip(rows, (first, second)):
+        assert row["unit"] == BIG
+        if own is not None and row["state"] != own["state"]:
+            assert f"of {BIG}" in row["error"]
+            assert row["serving"] in (None, False)
+
+
+def test_a_whole_is_counted_and_told_once() -> None:
+    report = whole(BACK, BACK)
+    assert "Rollout STOPPED: 1 rolled back" in rollout_report.report_lines(report)[0]
+    assert f"One server: {BIG}" in "\n".join(rollout_report.report_lines(report))
+    assert "a/big, b/big (rolled back): node 1 failed" in rollout_report.why_stopped(report)
+    assert f"of {BIG}" in rollout_report.report_html(report)
+    plan = {"batches": [[big_row("a"), big_row("b")]], "total": 2, "ramp": [1], "done": [], "left_out": []}
+    lines = rollout_report.plan_lines(plan, {})
+    assert "1 servers in 1 batches" in lines[0]
+    assert f"One server: {BIG}" in "\n".join(lines)
+    done = {"batches": [], "total": 1, "done": [big_row("a"), big_row("b")]}
+    assert rollout_report.plan_lines(done, {}) == ["Nothing to do: 1 of 1 servers are as wanted"]
