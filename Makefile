@@ -7,7 +7,7 @@ PYTHON ?= python3
 RUN = $(PYTHON) tests/tools/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine system gates unit test full lab oracle demo clean clean-cache
+.PHONY: help venv engine system gates unit test full lab oracle ee demo clean clean-cache
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,10 @@ lab: system venv ## the lab alone: LXC containers, with this machine as their Pr
 oracle: ## our reading of SGLang's options against the parsers of its wheels 0.5.10 to 0.5.23 (VERSIONS="..." for some)
 	@$(PYTHON) scripts/bootstrap.py engine || echo "without an engine, names of options are all that is compared"
 	@nice $(PYTHON) tests/tools/oracle.py $(VERSIONS)
+
+ee: ## the context of an execution environment, in build/ee (see docs/scale.md)
+	@$(PYTHON) scripts/bootstrap.py newest-venv
+	@"$$($(PYTHON) scripts/bootstrap.py venv-dir)/bin/python" tests/tools/execution_environment.py make
 
 gates: venv ## sanity, lint, types, docs, changelog, build and install
 	@$(RUN) gates

@@ -72,7 +72,8 @@ class AnsibleVenv:
 
     @property
     def requirements(self) -> tuple[Path, ...]:
-        return (REQUIREMENTS / f"core-{self.core}.txt", REQUIREMENTS / "dev.txt")
+        names = (f"core-{self.core}.txt", "drift.txt", "controller.txt", "dev.txt")
+        return tuple(REQUIREMENTS / name for name in names)
 
 
 ANSIBLE_VENVS = (AnsibleVenv("2.19", ("3.11", "3.12", "3.13")), AnsibleVenv("2.21", ("3.12", "3.13", "3.14")))
@@ -381,11 +382,13 @@ def make_engine() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("what", nargs="+", choices=["venv", "newest-venv", "engine", "cache-dir"])
+    parser.add_argument("what", nargs="+", choices=["venv", "newest-venv", "engine", "cache-dir", "venv-dir"])
     wanted = parser.parse_args().what
     try:
         if "cache-dir" in wanted:
             say(str(cache_dir()))
+        if "venv-dir" in wanted:
+            say(str(newest_ansible_venv() or cache_dir() / ANSIBLE_VENVS[0].name))
         if "venv" in wanted:
             made = [make_ansible_venv(each) for each in ANSIBLE_VENVS]
             if not any(made):

@@ -102,6 +102,7 @@ def gates() -> list[Step]:
         ),
         step("changelog", venv.command("antsibull-changelog", "lint")),
         step("build-install", (sys.executable, str(TOOLS / "build_install.py"))),
+        step("execution-environment", venv.command("python", str(TOOLS / "execution_environment.py"), "check"), 300),
     ]
 
 
