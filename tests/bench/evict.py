@@ -51,19 +51,30 @@ Arm = t.Callable[["Bench", "Holder"], str]
 
 
 class Memory:
-    """The first GPU's used memory by NVML, or none at all where the benchmark runs without a GPU."""
+    """The first GPU's used memory by NVML, or none at all where the benchmark runs without a GPU.
+
+    NVML opens the device node, and `fuser -k` kills whoever has it open, the benchmark as well: so it is let go of as
+    soon as the memory is free.
+    """
 
     def __init__(self, gpu: bool) -> None:
-        self._handle: t.Any = None
-        if gpu:
+        self._gpu = gpu
+        self._nvml: t.Any = None
+
+    def used_mib(self) -> int:
+        if not self._gpu:
+            return 0
+        if self._nvml is None:
             import pynvml
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByIndex(0)).used >> 20)
 
-    def used_mib(self) -> int:
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used >> 20) if self._handle is not None else 0
+    def let_go(self) -> None:
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+            self._nvml = None
 
 
 class Holder:
@@ -82,6 +93,7 @@ class Holder:
         if len(line) != 2:
             raise SystemExit(f"the holder did not come up: {' '.join(argv)}")
         self.pids = [int(word) for word in line]
+        self.freed = threading.Event()
         threading.Thread(target=self.process.wait, daemon=True).start()
 
     def is_gone(self) -> bool:
@@ -121,8 +133,10 @@ class Bench:
             while time.monotonic() - began < ARM_DEADLINE_S:
                 if holder.is_free():
                     found.append(time.monotonic() - began)
+                    self.memory.let_go()
+                    holder.freed.set()
                     return
-                time.sleep(0.002)
+                time.sleep(0.001)
 
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
@@ -154,17 +168,13 @@ class Bench:
 def at_the_limit(_bench: Bench, holder: Holder) -> str:
     for pid in holder.pids:
         os.kill(pid, signal.SIGKILL)
-    while not holder.is_free():
-        pass
-    return "free"
+    return "free" if holder.freed.wait(ARM_DEADLINE_S) else "never free"
 
 
 def by_sigterm(_bench: Bench, holder: Holder) -> str:
     """The server's own exit, which the default ladder can't be faster than."""
     os.kill(holder.pids[0], signal.SIGTERM)
-    while not holder.is_free():
-        pass
-    return "free"
+    return "free" if holder.freed.wait(ARM_DEADLINE_S) else "never free"
 
 
 def by_kill_rung(bench: Bench, _holder: Holder) -> str:

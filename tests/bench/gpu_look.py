@@ -37,7 +37,9 @@ def environment() -> dict[str, str]:
 
 def seconds(argv: list[str], stdin: str = "") -> float:
     began = time.perf_counter()
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    done = subprocess.run(
+        argv, input=stdin, capture_output=True, text=True, env=environment(), timeout=120, check=False
+    )
     taken = time.perf_counter() - began
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}: {(done.stderr or done.stdout)[-400:]}")
