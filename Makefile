@@ -24,6 +24,12 @@ full: system venv engine ## everything; SHARD=K/N runs one part
 lab: system venv ## the lab alone: LXC containers, with this machine as their Proxmox node
 	@$(RUN) lab
 
+faults: system venv ## the fault matrix: real faults at each entry point, with the counts of what went wrong (docs/faults.md)
+	@nice $(PYTHON) tests/tools/faults.py --budget 540
+
+faults-proof: system venv ## each row of the fault matrix without its defence: it must turn red
+	@nice $(PYTHON) tests/tools/faults.py --proof
+
 oracle: ## our reading of SGLang's options against the parsers of its wheels 0.5.10 to 0.5.23 (VERSIONS="..." for some)
 	@$(PYTHON) scripts/bootstrap.py engine || echo "without an engine, names of options are all that is compared"
 	@nice $(PYTHON) tests/tools/oracle.py $(VERSIONS)

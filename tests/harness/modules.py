@@ -18,7 +18,8 @@ import sys
 import typing as t
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT, run_command
+from ansible_collections.cleanslate.sglang.tests.harness import tree
+from ansible_collections.cleanslate.sglang.tests.harness.command import run_command
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.trace import Signal, run_traced
 
@@ -46,7 +47,7 @@ def module_argv(name: str, *, check: bool = False, diff: bool = False) -> list[s
 
 def module_env(env: t.Mapping[str, str] | None = None) -> dict[str, str]:
     """What a module's process needs in addition to our environment."""
-    paths = [str(ROOT / ".collections"), *filter(None, [(env or {}).get("PYTHONPATH")])]
+    paths = [str(tree.collections()), *filter(None, [(env or {}).get("PYTHONPATH")])]
     return {"PYTHONDONTWRITEBYTECODE": "1", **(env or {}), "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -20,6 +20,7 @@ import sys
 import typing as t
 from pathlib import Path
 
+from ansible_collections.cleanslate.sglang.tests.harness import tree
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT, run_command
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 
@@ -100,7 +101,7 @@ def playbook_env(scratch: Path) -> dict[str, str]:
     return {
         "ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS),
         "ANSIBLE_CALLBACKS_ENABLED": "harness_events",
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_COLLECTIONS_PATH": str(tree.collections()),
         "ANSIBLE_HOME": str(scratch / "ansible"),
         "ANSIBLE_LOCAL_TEMP": str(scratch / "ansible" / "local"),
         "ANSIBLE_REMOTE_TEMP": str(scratch / "ansible" / "remote"),

@@ -70,8 +70,8 @@ class Host:
     def bystanders(self, *kinds: str) -> dict[str, int]:
         """The processes of tests/fixtures/bystanders.py, by kind; those of a GPU kind have all nodes open and mapped"""
         directory = self.ns.directory / "bystanders"
-        directory.mkdir()
-        output = directory / "pids"
+        directory.mkdir(exist_ok=True)
+        output = directory / f"pids.{len(list(directory.glob('pids.*')))}"
         devices = ",".join(map(str, self.nodes))
         self.fixture("bystanders.py", "--directory", str(directory), "--devices", devices, *kinds, output=output)
         wait_for("the bystanders", lambda: output.exists() and output.read_text().endswith("}\n"), 60)

@@ -17,6 +17,7 @@ import typing as t
 from pathlib import Path
 
 from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Gpu, Hold, NvmlDouble
+from ansible_collections.cleanslate.sglang.tests.harness import tree
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
 from ansible_collections.cleanslate.sglang.tests.harness.devices import LOOP_MAJOR
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace, NsProcess
@@ -109,7 +110,7 @@ class PlaybookHost:
     ) -> PlaybookRun:
         """Run one of our playbooks (its file name, or an FQCN)."""
         return run_playbook(
-            playbook if "." in playbook.replace(".yml", "") else ROOT / "playbooks" / playbook,
+            playbook if "." in playbook.replace(".yml", "") else tree.root() / "playbooks" / playbook,
             *arguments,
             scratch=self.directory,
             deadline_s=PLAYBOOK_DEADLINE_S,
@@ -124,7 +125,7 @@ class PlaybookHost:
     def start(self, playbook: str, output: Path) -> NsProcess:
         """Start one of our playbooks inside the namespace, in a session of its own, and don't wait for it."""
         assert self.ns is not None
-        argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(ROOT / "playbooks" / playbook)]
+        argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(tree.root() / "playbooks" / playbook)]
         argv += ["-i", str(self.inventory())]
         env = {**playbook_env(self.directory), "PYTHONUNBUFFERED": "1"}
         return self.ns.popen(argv, env, detached=True, output=output)

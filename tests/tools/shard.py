@@ -17,7 +17,7 @@ import pytest
 WEIGHTS = {"engine": 40.0, "lab": 15.0, "slow": 30.0, "long": 200.0}
 PLAIN_WEIGHT = 2.0
 # A whole ansible-playbook a test, or several.
-PLAYBOOK_FILES, PLAYBOOK_WEIGHT = ("test_playbooks_", "test_drift_runner"), 8.0
+PLAYBOOK_FILES, PLAYBOOK_WEIGHT = ("test_playbooks_", "test_drift_runner", "test_faults_"), 8.0
 
 
 def parse_shard(text: str) -> tuple[int, int]:
