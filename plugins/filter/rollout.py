@@ -12,7 +12,7 @@ from ansible_collections.cleanslate.sglang.plugins.plugin_utils import rollout, 
 
 JSON = dict[str, t.Any]
 _OF_PLAN = ("preflight_chosen", "preflight_units", "rollout_seen", "sglang_proxmox_host")
-_OF_REPORT = ("rollout_seen", "rollout_results", "rollout_restored", "rollout_begun")
+_OF_REPORT = ("rollout_seen", "rollout_results", "rollout_restored", "rollout_begun", "rollout_broke")
 
 
 def _variables(hostvars: t.Mapping[str, t.Any], hosts: t.Iterable[str], names: t.Sequence[str]) -> dict[str, JSON]:

@@ -99,6 +99,9 @@ def option_problems(options: t.Mapping[str, t.Any]) -> list[str]:
     per_node = str(options.get("per_node", PER_NODE)).strip()
     if not per_node.isdecimal() or int(per_node) < 1:
         problems.append(f"rollout_per_node is '{per_node}', but must be a number of guests from 1")
+    least = str(options.get("leave_healthy", 1)).strip()
+    if not least.isdecimal():
+        problems.append(f"router_leave_healthy is '{least}', but must be a number of workers from 0")
     problems.append(
         _number_problem(
             "rollout_min_throughput",

@@ -142,8 +142,9 @@ def _seat(worker: Result) -> JSON:
 def document(plan: Result, variables: t.Mapping[str, t.Any], run: Result, times: Result, stopped: t.Any = ()) -> JSON:
     """The report: verdict, batches and one row per server.
 
-    ``plan``: of rollout.plan. ``variables``: per host rollout_seen, rollout_results and rollout_restored. ``run``: who
-    ran it. ``times``: started_at and ended_at, ISO 8601. ``stopped``: why a batch was not begun.
+    ``plan``: of rollout.plan. ``variables``: per host rollout_seen, rollout_results, rollout_restored and rollout_broke
+    (what failed there beside the servers). ``run``: who ran it. ``times``: started_at and ended_at, ISO 8601.
+    ``stopped``: why a batch was not begun.
     """
     rows = [_unit_row(row, variables, AS_WANTED, None) for row in items(plan, "done")]
     rows += [_unit_row(row, variables, LEFT_OUT, None) for row in items(plan, "left_out")]
@@ -154,10 +155,12 @@ def document(plan: Result, variables: t.Mapping[str, t.Any], run: Result, times:
     rows = _as_wholes(rows)
     open_ = [row for row in rows if row["state"] not in FINE or row["error"]]
     reasons = [str(each) for each in stopped or []]
+    broken = _broken(variables)
     return {
         "version": 1,
-        "verdict": "stopped" if open_ or reasons else "done",
+        "verdict": "stopped" if open_ or reasons or broken else "done",
         "stopped": reasons,
+        "broken": broken,
         "run_id": run.get("run_id"),
         "operator": run.get("operator"),
         "controller": run.get("controller"),
@@ -171,10 +174,28 @@ def document(plan: Result, variables: t.Mapping[str, t.Any], run: Result, times:
     }
 
 
+def _broken(variables: t.Mapping[str, t.Any]) -> list[str]:
+    """What failed beside the servers, each as one sentence; a task for all of them fails for each host, and is told
+    once."""
+    found: dict[str, list[str]] = {}
+    for host, values in variables.items():
+        if values.get("rollout_broke"):
+            found.setdefault(str(values["rollout_broke"]), []).append(host)
+    return [f"it broke off on {_few(hosts)}: {why}" for why, hosts in found.items()]
+
+
+def _few(hosts: t.Sequence[str], most: int = 5) -> str:
+    left = len(hosts) - most
+    return ", ".join(hosts) if left <= 0 else f"{', '.join(hosts[:most])} and {left} others"
+
+
 def _begun(plan: Result, variables: t.Mapping[str, t.Any]) -> int:
     """How many batches were begun: as many as any host says."""
     told = [values.get("rollout_begun") for values in variables.values() if isinstance(values, t.Mapping)]
     return min(max([int(_number(each)) for each in told], default=0), len(items(plan, "batches")))
+
+
+_LOST = "its host failed or can't be reached"
 
 
 def _unit_row(row: Result, variables: t.Mapping[str, t.Any], state: str, batch: t.Optional[int]) -> JSON:
@@ -183,7 +204,8 @@ def _unit_row(row: Result, variables: t.Mapping[str, t.Any], state: str, batch: 
     found = mapping(mapping(values, "rollout_seen"), server)
     told = mapping(mapping(values, "rollout_results"), server)
     restored = mapping(mapping(values, "rollout_restored"), server)
-    unknown = "there is no word of what became of it: its host failed or can't be reached" if state == UNKNOWN else ""
+    broke = values.get("rollout_broke")
+    unknown = f"there is no word of what became of it: {broke or _LOST}" if state == UNKNOWN else ""
     limits = mapping(found, "limits")
     return {
         "host": host,
@@ -275,9 +297,12 @@ def why_stopped(report: Result) -> str:
     told = [f"{', '.join(names)} ({state}): {error}" for (_unit, state, error), names in same.items()]
     waiting = [row for row in rows if row["state"] == NOT_BEGUN]
     refused = [str(reason) for reason in items(report, "stopped")]
+    broken = [str(reason) for reason in items(report, "broken")]
     number = int(report.get("begun") or 0)
-    where = f"before batch {number + 1}" if refused else f"in batch {number}"
-    reasons = "; ".join([*refused, *told]) or "it broke off"
+    # What broke off with nobody of the batch bad did so between the batches.
+    between = bool(refused) or not number or bool(broken and not told)
+    where = f"before batch {number + 1}" if between and number < len(items(report, "batches")) else f"in batch {number}"
+    reasons = "; ".join([*refused, *broken, *told]) or "it broke off"
     words = [f"the rollout stopped {where} of {len(items(report, 'batches'))}: {reasons}"]
     if waiting:
         words.append(f"not begun: {', '.join(row['host'] + '/' + row['server'] for row in waiting)}")
@@ -329,7 +354,7 @@ def report_lines(report: Result) -> list[str]:
         lines += paragraph(str(name), "One server: ")
     for row in rows:
         lines += _story(row)
-    for reason in items(report, "stopped"):
+    for reason in [*items(report, "stopped"), *items(report, "broken")]:
         lines += paragraph(cell(reason), "Stopped: ")
     return lines
 
@@ -405,7 +430,8 @@ def report_html(report: Result) -> str:
     rows = items(report, "servers")
     title = html.escape(_title(report, rows))
     body = [f"<h1>{title}</h1>", f"<p>{html.escape(_who(report))}</p>"]
-    body += [f'<p class="bad">{html.escape(str(reason))}</p>' for reason in items(report, "stopped")]
+    reasons = [*items(report, "stopped"), *items(report, "broken")]
+    body += [f'<p class="bad">{html.escape(str(reason))}</p>' for reason in reasons]
     heads = ("Batch", "Server", "State", "Old", "New", "What changed", "Down s", "Drained / cut", "Proof", "Why")
     body.append("<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>")
     body += [_html_row(row) for row in rows]

@@ -14,12 +14,16 @@ the real ones change a host, and write down each call. A host that is `down` doe
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import typing as t
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun, run_playbook
+from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun, playbook_env, run_playbook
 from ansible_collections.cleanslate.sglang.tests.integration_ns.scripted import (
     MODULES,
     Scripted,
@@ -76,7 +80,8 @@ def down():
 def launches():
     good = state.get("last_good")
     row = {"launch_id": state["launch"], "config_hash": state["config"], "verdict": state["verdict"], "current": True,
-           "last_good": state["launch"] == good, "soak": state.get("soak"), "problem": None}
+           "last_good": state["launch"] == good, "soak": state.get("soak"), "problem": None, "startable": True,
+           "run_id": state.get("run_id"), "from_launch": state.get("from_launch")}
     kept = [dict(state["kept"], current=False)] if state["launch"] != good and state.get("kept") else []
     return [row] + kept
 
@@ -127,10 +132,13 @@ elif module == "server_info" and state:
     else:
         answer["records"] = [{"name": name, "launches": launches()}]
 elif module == "gpu_evict" and not check:
+    time.sleep(fault.get("evict_s", 0))
     state["serving"] = False
     save()
     if fault.get("down") == "evict":
         down()
+    if fault.get("loses"):
+        os.unlink(fault["loses"])
 elif module == "server_launch":
     back = given.get("from_launch")
     config = fleet["old"] if back else new
@@ -144,9 +152,16 @@ elif module == "server_launch":
             down()
         state.setdefault("kept", launches()[0] if state.get("launch") else None)
         state.update(config=config, launch="again" if back else "second", serving=False, verdict=None)
+        state.update(run_id=given.get("run_id"), from_launch=back)
         save()
         answer.update(launch_id=state["launch"], pid=9)
+elif module == "server_ready" and given.get("last_good") == "now":
+    state["last_good"] = state["launch"]
+    save()
+    answer = {"ready": True, "verdict": "ready", "finished": True}
 elif module == "server_ready":
+    if fault.get("down") == "proof":
+        down()
     bad = fault.get("proof") if state["config"] == new else fault.get("old_proof")
     rate = 50.0 if fault.get("slow") and state["config"] == new else 100.0
     least = given.get("soak_min_tokens_per_s")
@@ -161,7 +176,9 @@ elif module == "server_ready":
         state["verdict"] = bad or "ready"
         if not bad:
             kept = {"requests": 8.0, "concurrency": 4.0, "tokens": 256.0, "tokens_per_s": rate, "latency_p50_s": 1.0}
-            state.update(last_good=state["launch"], soak=kept)
+            state["soak"] = kept
+            if given.get("last_good", "ready") == "ready":
+                state["last_good"] = state["launch"]
     state["serving"] = not bad
     save()
     answer = {"ready": not bad, "verdict": bad or "ready", "error": problem, "pid": None if bad else 9, "port": 31000,
@@ -211,6 +228,7 @@ class Fleet(Scripted):
         for unit in self.units():
             self.put(unit, OLD)
         self.routers: list[dict[str, t.Any]] = []
+        self.wide: set[str] = set()
 
     def _collection(self) -> None:
         super()._collection()
@@ -228,8 +246,23 @@ class Fleet(Scripted):
         """This server runs with this configuration, and was proved."""
         soak = {"requests": 8.0, "concurrency": 4.0, "tokens": 256.0, "tokens_per_s": 100.0, "latency_p50_s": 1.0}
         state = {"config": config, "launch": "first", "last_good": "first", "verdict": "ready", "serving": True}
+        state |= {"run_id": "before", "from_launch": None}
         path = self.directory / "world" / unit.replace("/", "+")
         path.write_text(json.dumps({**state, "soak": soak, **changes}))
+
+    def spread(self, name: str) -> None:
+        """The servers of this name are the nodes of one server, in the order of the hosts."""
+        self.wide.add(name)
+        hosts = [host for host, names in self.servers.items() if name in names]
+        for rank, host in enumerate(hosts):
+            flags = {"nnodes": len(hosts), "node_rank": rank, "dist_init_addr": "192.0.2.1:5000"}
+            entry = {"model_path": str(self.directory), "mem_fraction_static": 0.9, **flags}
+            self.entries[f"{host}/{name}"] = {"flags": entry}
+
+    def _answers(self, unit: str) -> bool:
+        """Whether requests go there: not to the further nodes of one server."""
+        host, name = unit.split("/")
+        return name not in self.wide or host == next(each for each, names in self.servers.items() if name in names)
 
     def state(self, unit: str) -> dict[str, t.Any]:
         return t.cast(
@@ -244,13 +277,14 @@ class Fleet(Scripted):
 
     def fault(self, unit: str, **faults: t.Any) -> None:
         """proof, old_proof: a verdict; slow; plan: denied; lease: a message; down: the step after which it is gone;
-        drained, present, listed: what the router says against it."""
+        loses: a file that is gone after the eviction; evict_s: how long that takes; drained, present, listed: what the
+        router says against it."""
         self.faults[unit] = faults
 
     def behind_a_router(self) -> None:
         """All servers are behind one router, which lists them."""
         self.routers = [{"name": "east", "url": "http://router:1", "api_key": KEY}]
-        for unit in self.units():
+        for unit in filter(self._answers, self.units()):
             (self.directory / "routed" / unit.replace("/", "+")).touch()
 
     def routed(self) -> list[str]:
@@ -304,6 +338,40 @@ class Fleet(Scripted):
         self, *arguments: str, check: bool = False, env: t.Mapping[str, str] | None = None, **extra: t.Any
     ) -> PlaybookRun:
         """Run rollout.yml."""
+        self._prepare()
+        return run_playbook(
+            "cleanslate.sglang.rollout",
+            *arguments,
+            scratch=self.directory,
+            deadline_s=RUN_DEADLINE_S,
+            inventory=self.inventory(),
+            extra_vars=extra,
+            env={**self._environment(), **(env or {})},
+            cwd=self.directory,
+            check=check,
+        )
+
+    def begin(self, ramp: str) -> subprocess.Popen[bytes]:
+        """Start rollout.yml and don't wait for it. ``killed`` ends it."""
+        self._prepare()
+        argv = [str(Path(sys.executable).parent / "ansible-playbook"), "cleanslate.sglang.rollout"]
+        argv += ["-i", str(self.inventory()), "-e", f"rollout_ramp={ramp}"]
+        env = {**os.environ, **playbook_env(self.directory), **self._environment()}
+        with (self.directory / "begun.log").open("wb") as log:
+            return subprocess.Popen(
+                argv, cwd=self.directory, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ANSIBLE_COLLECTIONS_PATH": str(self.directory / "collections"),
+            "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml",
+            "ANSIBLE_FORKS": "10",
+            "ANSIBLE_PIPELINING": "1",
+        }
+
+    def _prepare(self) -> None:
+        """What the modules answer, and an empty list of their calls."""
         gone = {"in_flight_before": 3, "in_flight_after": 0, "cut_off": 0}
         answers = {
             "gpu_info": {"gpus": [gpu(0), gpu(1)], "problems": []},
@@ -323,24 +391,6 @@ class Fleet(Scripted):
         fleet = {"answers": answers, "faults": self.faults, "old": OLD, "new": NEW, "urls": urls}
         (self.directory / "fleet.json").write_text(json.dumps(fleet))
         (self.directory / "calls").write_text("")
-        paths = str(self.directory / "collections")
-        return run_playbook(
-            "cleanslate.sglang.rollout",
-            *arguments,
-            scratch=self.directory,
-            deadline_s=RUN_DEADLINE_S,
-            inventory=self.inventory(),
-            extra_vars=extra,
-            env={
-                "ANSIBLE_COLLECTIONS_PATH": paths,
-                "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml",
-                "ANSIBLE_FORKS": "10",
-                "ANSIBLE_PIPELINING": "1",
-                **(env or {}),
-            },
-            cwd=self.directory,
-            check=check,
-        )
 
     def touched(self) -> list[str]:
         """The servers that were evicted, in their order."""
@@ -350,6 +400,22 @@ class Fleet(Scripted):
         """The starts in their order."""
         rows = [row for row in self.rows() if row["key"] == "server_launch" and not row["check"]]
         return [row["unit"] + (" again" if row["arguments"].get("from_launch") else "") for row in rows]
+
+
+def killed(controller: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for a controller and all that descends from it: its workers have sessions of their own."""
+    controller.send_signal(signal.SIGSTOP)
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = {controller.pid}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    controller.wait(20)
 
 
 def shown(run: PlaybookRun, task: str) -> str:

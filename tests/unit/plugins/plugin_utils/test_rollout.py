@@ -46,6 +46,8 @@ def test_no_step(step: t.Any) -> None:
         ({"per_node": 0}, "rollout_per_node is '0'"),
         ({"per_node": True}, "rollout_per_node is 'True'"),
         ({"per_node": "1.5"}, "rollout_per_node is '1.5'"),
+        ({"leave_healthy": "-1"}, "router_leave_healthy is '-1'"),
+        ({"leave_healthy": "one"}, "router_leave_healthy is 'one'"),
         ({"min_throughput": -0.1}, "rollout_min_throughput is '-0.1'"),
         ({"min_throughput": "nan"}, "rollout_min_throughput is 'nan'"),
         ({"min_throughput": True}, "rollout_min_throughput is 'True'"),

@@ -154,6 +154,28 @@ def test_a_reason_to_stop_is_no_success() -> None:
     assert "router east would be empty" in "\n".join(rollout_report.report_lines(report))
 
 
+def test_what_failed_beside_the_servers_is_told_once_for_all_hosts() -> None:
+    good = {"state": "changed", "proved": True}
+    variables = hosts(a=good)
+    for values in variables.values():
+        values["rollout_broke"] = "no such file"
+    variables["a"]["rollout_begun"] = 1
+    report = made(variables)
+    assert report["broken"] == ["it broke off on a, b, c, d: no such file"]
+    assert (report["verdict"], states(report)["a"]) == ("stopped", "changed")
+    words = "before batch 2 of 2: it broke off on a, b, c, d: no such file; not begun: b/x"
+    assert words in rollout_report.why_stopped(report)
+    assert "Stopped: it broke off on a, b, c" in "\n".join(rollout_report.report_lines(report))
+    assert "it broke off on a" in rollout_report.report_html(report)
+    many = {f"h{number}": {"rollout_broke": "no such file"} for number in range(200)}
+    assert made({**variables, **many})["broken"] == ["it broke off on a, b, c, d, h0 and 199 others: no such file"]
+    variables["b"]["rollout_begun"] = 2
+    report = made(variables)
+    assert states(report)["b"] == "unknown"
+    assert "in batch 2 of 2" in rollout_report.why_stopped(report)
+    assert "b/x (unknown): there is no word of what became of it: no such file" in rollout_report.why_stopped(report)
+
+
 def test_what_a_person_sees() -> None:
     result = unit_result({**PATH, "gone_at": 10, "back_at": 75})
     lines = rollout_report.report_lines(made(hosts(a=result, b=result)))
