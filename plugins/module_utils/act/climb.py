@@ -23,6 +23,7 @@ from ..decide.holders import killable
 from ..decide.optin import refuse_gpu_reset
 from ..decide.ports import program_of
 from ..decide.protected import protected_why
+from ..decide.restarters import restarter_of
 from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, nearest_leaders, select
 from ..model import Gpu, GpuReading, Process, Reason
 from ..observe import nvml
@@ -167,13 +168,17 @@ class Climber:
         None  # when, by the monotonic clock, somebody that we asked was last seen to have ended
     )
     leader_end: t.Optional[float] = None  # the same for a leader, and only where no owner stopped it
+    restarter: str = ""  # who may start a leader again by itself; empty while nobody has a tie to one
 
-    def look(self) -> tuple[Snapshot, Selection]:
+    def look(self, reading: t.Optional[GpuReading] = None) -> tuple[Snapshot, Selection]:
         """Look, select, and remember who was selected: when a leader is gone, its tree can still be told.
 
         A leader that was not there at the first look has come back, and is noted with who brought it back.
+        ``reading``: of the GPUs, where it was just taken.
         """
-        snapshot = look(self.options) if self.latest is None else look_with(self.options, self._reading(self.latest))
+        if reading is None and self.latest is not None:
+            reading = self._reading(self.latest)
+        snapshot = look(self.options) if reading is None else look_with(self.options, reading)
         selection = select(snapshot, self.request, self.memory)
         self.memory = self.memory.with_selection(selection)
         self.latest = snapshot
@@ -183,6 +188,8 @@ class Climber:
         else:
             self._note_respawns(snapshot, selection)
         self.leaders_seen |= {one.process.key for one in selection.leaders}
+        for one in selection.leaders:
+            self.restarter = self.restarter or restarter_of(one.process, snapshot.processes)
         self._note(snapshot, selection)
         return snapshot, selection
 
@@ -216,13 +223,15 @@ class Climber:
         else:
             snapshot, selection = self._watch_for_return(snapshot, selection)
         self._report_stayed(selection)
+        reading = None
         if acted or self.pinned_mib:
-            self._wait_for_memory(snapshot)
-            snapshot, selection = self.look()
+            reading = self._wait_for_memory(snapshot)
+            snapshot, selection = self.look(reading)
             self._report_stayed(selection)
-        snapshot = self._last_rungs(snapshot, selection)
-        self._report_blind(snapshot)
-        self.after = self._final_look()
+        last = self._last_rungs(snapshot, selection)
+        self._report_blind(last)
+        # What was read after the end of everybody, and before nothing else was done, is the last look.
+        self.after = last if reading is not None and last is snapshot else self._final_look()
         return self.report
 
     def plan(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -367,7 +376,8 @@ class Climber:
                 return False
             if attempt:
                 self._kill_cgroups(_snapshot)
-            time.sleep(SETTLE_S)
+            if self.restarter:
+                time.sleep(SETTLE_S)
             _snapshot, selection = self.look()
             if self._returns_too_often():
                 return False
@@ -661,8 +671,11 @@ class Climber:
         return bool(stuck)
 
     def _watch_for_return(self, snapshot: Snapshot, selection: Selection) -> tuple[Snapshot, Selection]:
-        """A leader that was ended is watched for a moment: a supervisor may start it again, and then it goes again."""
-        while self.leader_end is not None:
+        """A leader that was ended is watched for a moment: a supervisor may start it again, and then it goes again.
+
+        Not where nobody has a tie to it, as with a server that process 1 has adopted.
+        """
+        while self.leader_end is not None and self.restarter:
             while not selection.leaders and time.monotonic() < self.leader_end + RETURN_S:
                 time.sleep(SETTLE_S)
                 snapshot, selection = self.look()
@@ -701,6 +714,8 @@ class Climber:
         """Where a server or holders were to be found, not having seen them is no success."""
         scope = self.request.scope
         self._report_unplaced(snapshot)
+        for problem in snapshot.problems:
+            self._reason("scan_incomplete", f"{problem.call}: {problem.message}", "processes")
         if snapshot.guest is not None and not snapshot.gpus and not self.options.without_gpus and scope != "server":
             text = f"{snapshot.guest.label} has no GPU of this node in its /dev, so nobody could be found by its GPUs"
             self._reason("gpus_unknown", f"{text}: name them by UUID (devices)", snapshot.guest.label)
@@ -757,10 +772,13 @@ class Climber:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _wait_for_memory(self, snapshot: Snapshot) -> None:
-        """Wait until the chosen GPUs are down to their limit; longer where host memory was pinned, and say so."""
+    def _wait_for_memory(self, snapshot: Snapshot) -> t.Optional[GpuReading]:
+        """Wait until the chosen GPUs are down to their limit; longer where host memory was pinned, and say so.
+
+        The last reading of them; None where there is nothing to read.
+        """
         if self.options.without_gpus:
-            return
+            return None
         started = self.last_end or time.monotonic()
         expected = 10.0 + self._unpin_s()
         waited_for = [gpu for gpu in snapshot.gpus if not snapshot.holders[gpu.index].holders]
@@ -779,6 +797,7 @@ class Climber:
             self._reason("memory_held", note, ", ".join(f"GPU {index}" for index in sorted(used)))
         elif used is None:
             self._reason("memory_unknown", note, "GPU memory")
+        return reading
 
     def _used_above_limit(self, reading: GpuReading, indices: t.Collection[int]) -> t.Optional[dict[int, int]]:
         """MiB used by GPU, where it is above the limit; None where it can't be told.

@@ -260,6 +260,8 @@ def test_a_server_that_comes_back_is_counted_and_left_after_three_rounds(world: 
 
 def test_a_server_that_comes_back_late_is_noticed(world: World) -> None:
     """The supervisor needs a second; nobody is there when the rung looks."""
+    world.processes[50] = process(50, ("supervisord",), exe="/usr/bin/supervisord")
+    world.processes[100] = dataclasses.replace(world.processes[100], ppid=50)
     left_at: list[float] = []
     real = world.look
 
@@ -267,7 +269,7 @@ def test_a_server_that_comes_back_late_is_noticed(world: World) -> None:
         if 100 not in world.processes and not left_at:
             left_at.append(world.now)
         if left_at and world.now > left_at[0] + 1 and 300 not in world.processes and not world.log[1:]:
-            world.processes[300] = process(300, LEADER)
+            world.processes[300] = process(300, LEADER, ppid=50)
         return real()
 
     world.look = look  # type: ignore[method-assign]
@@ -275,6 +277,18 @@ def test_a_server_that_comes_back_late_is_noticed(world: World) -> None:
     assert [row["pid"] for row in climber.report.respawns] == [300]
     assert world.log == [("SIGTERM", 100), ("SIGKILL", 300)]
     assert codes(climber) == []
+
+
+def test_nobody_is_waited_for_where_nobody_could_start_it_again(world: World) -> None:
+    """Process 1 has adopted it, as all that is started detached: the end of the server and its memory is enough."""
+    began = world.now
+    climber = world.climb()
+    assert climber.restarter == ""
+    ended = world.now - began
+    world.processes = {100: process(100, LEADER, ppid=50), 50: process(50, ("supervisord",))}
+    began = world.now
+    assert world.climb().restarter == "pid 50 (supervisord)"
+    assert world.now - began >= ended + climb.RETURN_S - climb.SETTLE_S
 
 
 def test_without_the_rung_kill_a_returned_server_is_only_named(world: World) -> None:
