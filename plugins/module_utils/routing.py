@@ -141,7 +141,13 @@ def parse_wish(params: Params) -> Wish:
     for raw in params["hooks"]:
         check_seconds(raw, "deadline_s")
     hooks = tuple(
-        Hook(raw["name"], tuple(raw.get("out") or ()), tuple(raw.get("back") or ()), raw["deadline_s"])
+        Hook(
+            raw["name"],
+            tuple(raw.get("out") or ()),
+            tuple(raw.get("back") or ()),
+            raw["deadline_s"],
+            tuple(raw.get("list") or ()),
+        )
         for raw in params["hooks"]
     )
     _once("hook", [hook.name for hook in hooks])
@@ -189,7 +195,9 @@ def run(params: Params, check: bool = False, world: t.Optional[World] = None) ->
     report = Report(wish, parse_routers(params, there))
     started = there.clock.now()
     _list_all(report, report.before)
-    if wish.state != "listed":
+    if wish.state == "listed":
+        _ask_hooks(report, there)
+    else:
         counters = _judge(report, there)
         _make_plan(report)
         # What is taken out half sends its requests on to a server that is about to go; what is put in half, helps.
@@ -211,6 +219,21 @@ def _list_all(report: Report, into: dict[str, t.Union[tuple[Entry, ...], RouterE
         except RouterError as error:
             into[router.name] = error
             report.fail(str(error))
+
+
+def _ask_hooks(report: Report, world: World) -> None:
+    """What other load balancers have, of those that can tell."""
+    for hook in report.wish.hooks:
+        if not hook.list:
+            continue
+        row = world.run_hook(hook, "list", [worker.url for worker in report.wish.workers])
+        if row["result"] != "done":
+            report.fail(f"hook {hook.name} (list): {row['detail']}", unknown=True)
+        urls = row.get("listed") or ()
+        missing = [
+            worker.url for worker in report.wish.workers if not any(worker.wanted.is_it(url) for url in urls)
+        ]
+        report.hooks.append({**row, "missing": missing if row["result"] == "done" else None})
 
 
 def _listed(found: t.Union[tuple[Entry, ...], RouterError, None]) -> tuple[Entry, ...]:

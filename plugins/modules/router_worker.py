@@ -145,6 +145,13 @@ options:
         description: The command, in words, for O(state=present).
         type: list
         elements: str
+      list:
+        description:
+          - The command, in words, for O(state=listed). It changes nothing, and answers on standard output with those
+            that it sends to, C({"workers":[{"url":"http://gpu01:30000"}]}). Without it nobody can tell what this load
+            balancer has.
+        type: list
+        elements: str
       deadline_s:
         description: How long, in seconds, it may take. Then it is ended, with what it started.
         type: float
@@ -321,7 +328,10 @@ drained:
       type: str
       sample: ""
 hooks:
-  description: The hooks that were run, each with its C(result), which is C(done), C(failed) or C(timeout).
+  description:
+    - The hooks that were run, each with its C(result), which is C(done), C(failed) or C(timeout).
+    - With O(state=listed) also C(listed), the URLs that it answered, and C(missing), the workers that are not among
+      them, or null where it could not tell.
   returned: always
   type: list
   elements: dict
@@ -383,6 +393,7 @@ HOOK: dict[str, t.Any] = {
     "name": {"type": "str", "required": True},
     "out": {"type": "list", "elements": "str"},
     "back": {"type": "list", "elements": "str"},
+    "list": {"type": "list", "elements": "str"},
     "deadline_s": {"type": "float", "default": 60},
 }
 ARGUMENTS: dict[str, t.Any] = {

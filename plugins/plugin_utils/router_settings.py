@@ -57,7 +57,7 @@ def _entry_problems(where: str, entry: Values, options: Values) -> list[str]:
     if "api_key" in known and not isinstance(known.pop("api_key"), str):
         problems.append(f"{where}: api_key must be a string")
     problems += [f"{where}: {text}" for text in ArgumentSpecValidator(dict(options)).validate(known).error_messages]
-    for key in ("out", "back"):
+    for key in ("out", "back", "list"):
         if key in known and not known[key]:
             problems.append(f"{where}: {key} is empty; it must be a command in words")
     if isinstance(known.get("deadline_s"), (int, float)) and not 0 < known["deadline_s"] < float("inf"):
@@ -159,9 +159,9 @@ def net_s(wished: Values, deadlines: Values) -> int:
 def answer(raw: Values, hooks_only: bool = False) -> Row:
     """What came of a call, for the plays: {} where nothing was asked.
 
-    ``problem``: one sentence, empty where there is none. ``present``: whether every router calls the server healthy;
-    None where one can't be asked, or where there are only hooks, which tell nothing. ``anywhere``: whether any router
-    still lists it, or may.
+    ``problem``: one sentence, empty where there is none. ``present``: whether every router calls the server healthy,
+    and every hook that was asked has it; None where one can't be asked, or where there are but hooks that tell nothing.
+    ``anywhere``: whether any of them still lists it, or may.
     """
     if not raw or raw.get("skipped"):
         return {}
@@ -169,6 +169,7 @@ def answer(raw: Values, hooks_only: bool = False) -> Row:
     problems = [str(one) for one in raw.get("problems") or ()]
     problem = "; ".join(problems) if problems else "" if raw.get("verdict") else str(raw.get("msg") or "no answer")
     states = [worker["after"]["state"] for router in raw.get("routers") or () for worker in router["workers"]]
+    states += [_hook_state(hook) for hook in raw.get("hooks") or () if hook.get("action") == "list"]
     return {
         "verdict": verdict,
         "problem": problem,
@@ -181,6 +182,11 @@ def answer(raw: Values, hooks_only: bool = False) -> Row:
         "changed": bool(raw.get("changed")),
         "seconds": raw.get("seconds"),
     }
+
+
+def _hook_state(hook: Values) -> str:
+    missing = hook.get("missing")
+    return UNKNOWN if missing is None else ABSENT if missing else HEALTHY
 
 
 def _present(states: t.Sequence[str]) -> t.Optional[bool]:

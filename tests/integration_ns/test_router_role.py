@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.ns, pytest.mark.slow, pytest.mark.skipif(why_not() is 
 ROUTER_KEY, SERVER_KEY = "sesame-router-1f3", "sesame-server-7c2"
 FIRST, SECOND = WORKER_PORTS[:2]
 LINES = "{{ router_result | cleanslate.sglang.router_lines }}"
+# Answers with the pool in the file that is its first argument.
+POOL = "import sys; print(open(sys.argv[1]).read())"
 # Writes down what it was given; ends as its first argument says.
 HOOK = "import sys; open(sys.argv[2], 'a').write(sys.stdin.read()); sys.exit(int(sys.argv[1]))"
 
@@ -143,3 +145,16 @@ def test_one_router_of_several_no_router_and_other_ways_to_count(site: Site) -> 
     answer = site.answer(site.run("out", server={"drain": {"in_flight": "connections"}}, router_hooks=[]))
     assert (answer["verdict"], answer["drained"]) == ("absent", None)
     assert site.answer(site.run("out", router_routers=[], router_hooks=[])) == {}
+
+
+def test_a_load_balancer_that_can_tell_what_it_has(site: Site) -> None:
+    """What is not in its pool is not present, whatever the routers say."""
+    pool = site.scratch / "pool.json"
+    hook = {**site.variables["sglang_router_hooks"][0], "list": [sys.executable, "-c", POOL, str(pool)]}
+    for urls, present in (([url_of(FIRST)], True), ([url_of(SECOND)], False)):
+        pool.write_text(json.dumps({"workers": [{"url": url} for url in urls]}))
+        assert site.answer(site.run("list", router_hooks=[hook]))["present"] is present
+    assert site.answer(site.run("list", router_routers=[], router_hooks=[hook]))["present"] is False
+    pool.write_text("the pool is empty")
+    answer = site.answer(site.run("list", router_hooks=[hook], router_fails=False))
+    assert answer["present"] is None and "hook edge (list): its answer is not" in answer["problem"]

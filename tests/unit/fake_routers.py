@@ -146,6 +146,7 @@ class FakeSite:
     workers: dict[str, FakeWorker] = dataclasses.field(default_factory=dict)
     addresses: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     hook_results: dict[str, str] = dataclasses.field(default_factory=dict)
+    hook_lists: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     hooks_run: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def router(self, name: str, *urls: str) -> FakeRouter:
@@ -168,7 +169,8 @@ class FakeSite:
     def run_hook(self, hook: t.Any, action: str, urls: t.Sequence[str]) -> Row:
         self.hooks_run.append((hook.name, action))
         result = self.hook_results.get(hook.name, "done")
-        return {"name": hook.name, "action": action, "result": result, "detail": f"it {result}", "seconds": 0.1}
+        row = {"name": hook.name, "action": action, "result": result, "detail": f"it {result}", "seconds": 0.1}
+        return {**row, "listed": self.hook_lists.get(hook.name)} if action == "list" else row
 
     def world(self) -> routing.World:
         clock = Clock(self.clock.now, self.clock.sleep)

@@ -168,19 +168,23 @@ def _is_healthy(seat: Seat) -> bool:
 
 @dataclass(frozen=True)
 class Hook:
-    """Commands for another load balancer."""
+    """Commands for another load balancer. ``list`` tells what it has, and changes nothing."""
 
     name: str
     out: tuple[str, ...]
     back: tuple[str, ...]
     deadline_s: float
+    list: tuple[str, ...] = ()
 
     def argv(self, action: str) -> tuple[str, ...]:
-        return self.out if action == "out" else self.back
+        return {"out": self.out, "back": self.back, "list": self.list}[action]
 
 
 def run_hook(hook: Hook, action: str, urls: t.Sequence[str]) -> dict[str, t.Any]:
-    """Run the command with what is asked as JSON on its standard input; status 0 means that it is done."""
+    """Run the command with what is asked as JSON on its standard input; status 0 means that it is done.
+
+    Of the action list the result also has ``listed``, the URLs that it answered; None where it gave no such answer.
+    """
     given = {"action": action, "hook": hook.name, "workers": [{"url": url} for url in urls]}
     started = time.monotonic()
     ended = run_bounded(list(hook.argv(action)), hook.deadline_s, stdin=json.dumps(given).encode() + b"\n")
@@ -194,4 +198,23 @@ def run_hook(hook: Hook, action: str, urls: t.Sequence[str]) -> dict[str, t.Any]
         result = "failed"
         detail = ended.error or f"it ended with status {ended.rc}" + (f": {said}" if said else "")
     seconds = round(time.monotonic() - started, 3)
-    return {"name": hook.name, "action": action, "result": result, "detail": detail, "seconds": seconds}
+    row = {"name": hook.name, "action": action, "result": result, "detail": detail, "seconds": seconds}
+    if action != "list":
+        return row
+    listed = urls_in(ended.stdout) if ended.ok else None
+    if ended.ok and listed is None:
+        row.update(result="failed", detail=f"its answer is not {_LISTING}, but: {said}")
+    return {**row, "listed": listed}
+
+
+_LISTING = '{"workers": [{"url": "http://HOST:PORT"}]}'
+
+
+def urls_in(text: str) -> t.Optional[list[str]]:
+    """The URLs that a hook's command listed; None where its answer is not what was asked for."""
+    try:
+        workers = json.loads(text)["workers"]
+        urls = [each["url"] for each in workers] if isinstance(workers, list) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    return urls if urls is not None and all(isinstance(url, str) for url in urls) else None

@@ -331,6 +331,48 @@ def test_listed_only_looks(site: FakeSite) -> None:
     assert site.run("listed")["verdict"] == "unknown"
 
 
+def test_other_load_balancers_are_asked_where_they_can_tell(site: FakeSite) -> None:
+    command = {"out": ["x"], "back": ["x"], "deadline_s": 5}
+    hooks = [{"name": "edge", "list": ["x"], **command}, {"name": "mute", **command}]
+    site.hook_lists["edge"] = ["http://w2:30000", "HTTP://W1:30000/"]
+    result = site.run("listed", hooks=hooks)
+    assert (result["verdict"], result["changed"], site.hooks_run) == ("listed", False, [("edge", "list")])
+    assert (result["hooks"][0]["listed"], result["hooks"][0]["missing"]) == (site.hook_lists["edge"], [])
+    site.hook_lists["edge"] = [W2, "no url at all:"]
+    assert site.run("listed", routers=[], hooks=hooks)["hooks"][0]["missing"] == [W1]
+    site.hook_results["edge"] = "failed"
+    result = site.run("listed", routers=[], hooks=hooks)
+    assert (result["verdict"], result["hooks"][0]["missing"]) == ("unknown", None)
+    assert result["problems"] == ["hook edge (list): it failed"]
+
+
+@pytest.mark.parametrize(
+    ("said", "listed"),
+    [
+        ('{"workers": [{"url": "http://w1:1"}, {"url": "http://w2:1", "weight": 3}]}', ["http://w1:1", "http://w2:1"]),
+        ('{"workers": []}', []),
+        ('{"workers": [{"url": 7}]}', None),
+        ('{"workers": ["http://w1:1"]}', None),
+        ('{"workers": {"url": "http://w1:1"}}', None),
+        ("[]", None),
+        ("", None),
+        ("all fine", None),
+    ],
+)
+def test_what_a_list_command_answers(said: str, listed: list[str] | None) -> None:
+    hook = Hook("edge", (), (), 10, ("printf", "%s", said))
+    row = run_hook(hook, "list", [W1])
+    assert row["listed"] == listed
+    assert row["result"] == ("failed" if listed is None else "done")
+    assert listed is not None or "its answer is not" in row["detail"]
+
+
+def test_a_list_command_that_fails_has_told_nothing() -> None:
+    row = run_hook(Hook("edge", (), (), 10, ("sh", "-c", "exit 3")), "list", [W1])
+    assert (row["result"], row["listed"]) == ("failed", None)
+    assert "status 3" in row["detail"]
+
+
 def test_check_mode_says_what_would_be(site: FakeSite) -> None:
     site.routers["r2"].rows.pop(0)
     out = site.run("drained", check=True)

@@ -55,6 +55,7 @@ def test_a_whole_inventory_has_no_problems() -> None:
         ({}, {"sglang_routers": [{"url": "r1", "api_key": [KEY]}]}, "api_key must be a string"),
         ({}, {"sglang_router_hooks": [{"name": "e", "out": ["x"]}]}, "missing required arguments: back"),
         ({}, {"sglang_router_hooks": [{"name": "e", "out": [], "back": ["x"]}]}, "out is empty"),
+        ({}, {"sglang_router_hooks": [{"name": "e", "out": ["x"], "back": ["x"], "list": []}]}, "list is empty"),
         ({}, {"sglang_router_hooks": [{"name": "e", "out": ["x"], "back": ["x"], "deadline_s": 0}]}, "deadline_s is 0"),
         ({}, {"sglang_router_host": "ops2"}, "'ops2' is no host of the inventory; did you mean 'ops1'?"),
         ({}, {"sglang_router": []}, "unknown variable 'sglang_router'; did you mean 'sglang_routers'?"),
@@ -136,6 +137,27 @@ def test_an_answer(after: list[str], present: bool | None, anywhere: bool) -> No
     raw = {"verdict": "listed", "problems": [], "routers": [row(state) for state in after]}
     answer = router_settings.answer(raw)
     assert (answer["present"], answer["anywhere"], answer["problem"]) == (present, anywhere, "")
+
+
+@pytest.mark.parametrize(
+    ("after", "missing", "present", "anywhere"),
+    [
+        ([], [], True, True),
+        ([], ["http://w:1"], False, False),
+        ([], None, None, True),
+        (["healthy"], [], True, True),
+        (["healthy"], ["http://w:1"], False, True),
+        (["absent"], [], False, True),
+        (["healthy"], None, None, True),
+    ],
+)
+def test_a_hook_that_can_tell_is_asked_as_a_router(
+    after: list[str], missing: list[str] | None, present: bool | None, anywhere: bool
+) -> None:
+    hooks = [{"name": "edge", "action": "list", "missing": missing}, {"name": "mute", "action": "back"}]
+    raw = {"verdict": "listed", "problems": [], "routers": [row(state) for state in after], "hooks": hooks}
+    answer = router_settings.answer(raw, not after)
+    assert (answer["present"], answer["anywhere"]) == (present, anywhere)
 
 
 def test_no_answer_is_no_success() -> None:
