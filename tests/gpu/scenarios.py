@@ -11,12 +11,13 @@ is reported and the next one goes on. ``--budget``: no scenario is started after
 
 one GPU:   start serving killed hung orphan from_orphan hicache from_hicache hicache_killed timing namespaces
            graphs drift no_room teardown
-two GPUs:  neighbour tp2 tp2_killed
+two GPUs:  neighbour tp2 tp2_killed spread
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -24,6 +25,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import typing as t
@@ -54,6 +56,22 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 Figures = dict[str, t.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One of two inventory hosts that this machine stands for, with a GPU each."""
+
+    host: str
+    rank: int
+
+    def of(self, server: t.Mapping[str, t.Any]) -> Figures:
+        """The node's own entry of a server over both. Port + rank, since both have the same address here."""
+        flags = {**server["flags"], "node-rank": self.rank}
+        return {**server, "gpus": [str(self.rank)], "port": server["port"] + self.rank, "flags": flags}
+
+
+NODES = (Node("gpu01", 0), Node("gpu02", 1))
 
 
 @dataclasses.dataclass
@@ -150,10 +168,19 @@ class Lab:
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "sglang_become": False,
-            "sglang_servers": [one],
             **self.extra,
         }
-        return {"all": {"children": {"sglang": {"hosts": {"gpuhost": variables}}}}}
+        hosts: Figures = {"gpuhost": {**variables, "sglang_servers": [one]}}
+        if "nnodes" in flags:
+            hosts = {
+                node.host: {
+                    **variables,
+                    "sglang_state_dir": str(self.out / node.host),
+                    "sglang_servers": [node.of(one)],
+                }
+                for node in NODES
+            }
+        return {"all": {"children": {"sglang": {"hosts": hosts}}}}
 
     # --- looking by other means than the product's
     # ------------------------------------------------------------------------
@@ -640,12 +667,70 @@ def tp2_killed(lab: Lab) -> Figures:
     return {"teardown": short(lab.playbook("teardown.yml", TP2, ["0", "1"])), "used_mib": used_mib()}
 
 
+SPREAD = {"tp-size": 2, "nnodes": 2, "dist-init-addr": "127.0.0.1:25000"}
+
+
+def launch_ids(lab: Lab) -> dict[str, str]:
+    """Of each node the launch that is current."""
+    found = {}
+    for node in NODES:
+        record = json.loads((lab.out / node.host / NAME / "current.json").read_text())
+        found[node.host] = str(record["launch_id"])
+    return found
+
+
+def kill_node_1(lab: Lab, known: str, said: list[str]) -> None:
+    """SIGKILL the next launch of node 1, ten seconds after it came."""
+    record = lab.out / NODES[1].host / NAME / "current.json"
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            now = json.loads(record.read_text())
+            if now["launch_id"] != known and now.get("pid"):
+                time.sleep(10)
+                tree = below(int(now["pid"]))
+                for pid in tree:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                said.append(f"killed {sorted(tree.items())}")
+                return
+        time.sleep(0.5)
+    said.append("no launch of node 1 came")
+
+
+def spread(lab: Lab) -> Figures:
+    """One server over two hosts with a GPU each. Relaunched together; then node 1 dies while another configuration
+    starts, and both are back on what was proved before."""
+    lab.playbook("teardown.yml", {}, ["0", "1"])
+    first = lab.relaunch(SPREAD)
+    proved, answer = launch_ids(lab), chat(PORT)
+    said: list[str] = []
+    killer = threading.Thread(target=kill_node_1, args=(lab, proved[NODES[1].host], said), daemon=True)
+    killer.start()
+    failed = lab.relaunch({**SPREAD, "max-running-requests": 16})
+    killer.join(timeout=5)
+    after = launch_ids(lab)
+    came_from = {
+        node.host: json.loads((lab.out / node.host / NAME / "current.json").read_text()).get("from_launch")
+        for node in NODES
+    }
+    seen = {
+        "first": {"rc": first["rc"], "seconds": first["seconds"], "launches": proved, "chat": answer},
+        "failed": {"rc": failed["rc"], "seconds": failed["seconds"], "killed": said, "launches": after},
+        "came_from": came_from,
+        "chat": chat(PORT),
+        "used_mib": used_mib(),
+    }
+    assert first["rc"] == 0 and failed["rc"] == 2 and came_from == proved, f"not as expected: {seen}"
+    return seen
+
+
 SCENARIOS: dict[str, t.Callable[[Lab], Figures]] = {
     function.__name__: function
     for function in (
         start, serving, killed, hung, orphan, from_orphan, hicache, from_hicache, hicache_killed, timing,
         namespaces, graphs, drift, no_room, teardown,
-        neighbour, tp2, tp2_killed,
+        neighbour, tp2, tp2_killed, spread,
     )
 }  # fmt: skip
 
