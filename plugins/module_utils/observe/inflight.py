@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 import typing as t
 from dataclasses import dataclass
 
@@ -25,12 +26,17 @@ from ..snapshot import Leader
 from ..spawn import fetch_bounded
 from .bounded import fetch_launched
 from .ports import parse_table, read_ports
+from .rests import Rests
 
 LOADS_SINCE = (0, 5, 13)
 LOADS_DEADLINE_S = 2.0
 LOADS_PATH = "/v1/loads"
 READ_DEADLINE_S = 5.0
 STEADY_LOOKS = 20
+# SGLang closes a connection that was idle for 5 s (SGLANG_TIMEOUT_KEEP_ALIVE).
+KEEP_ALIVE_S = 6.0
+UNDERWAY = "its schedulers rest, and a connection is open: it may be a request on its way to them"
+UNRESTED = "a scheduler is at work, or hangs, and tells of no request: it counts as one"
 _CONFIG_LIMIT = 1 << 20
 _COUNTS = ("num_running_reqs", "num_waiting_reqs")
 
@@ -88,10 +94,12 @@ class LoadsWatch:
     A scheduler tells its loads after a prompt was read, where it leaves out that request, then after each 15th token,
     and when it rests (0.5.15: a request of 6 s was told at no moment). What gives such a request away are tokens in
     use, unless they stay as they are for longer than 15 tokens take. While the first prompt after a rest is read
-    nothing does; ``settle`` waits for the scheduler to come to an end with it, and says whether it did.
+    nothing does; ``settle`` waits for the scheduler to come to an end with it, and says whether it did. ``unrested``:
+    whether the last number is a one because it did not.
     """
 
     def __init__(self, ask: t.Callable[[], http.Response], settle: t.Optional[t.Callable[[], bool]] = None) -> None:
+        self.unrested = False
         self._ask = ask
         self._settle = settle
         self._tokens: tuple[int, ...] = ()
@@ -104,9 +112,11 @@ class LoadsWatch:
 
     def count(self) -> t.Union[int, str]:
         """How many; one where none are told and it can't be said that the server rests. A text: not known."""
+        self.unrested = False
         seen = loads_of(self._ask())
         if self._settle is not None and isinstance(seen, Loads) and not seen.total:
             if not self._settle():
+                self.unrested = True
                 return 1
             seen = loads_of(self._ask())
         if isinstance(seen, str):
@@ -159,8 +169,31 @@ def read_api_key(config: str) -> t.Optional[str]:
     return t.cast("t.Optional[str]", called.value) if called.ok else None
 
 
+class Underway:
+    """Whether a request may be on its way to the schedulers, which rest: then its connection is open. So are idle ones,
+    but these the server closes itself after some seconds; so after that long a rest what is open counts no more."""
+
+    def __init__(
+        self, connections: t.Callable[[], t.Optional[int]], now: t.Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connections = connections
+        self._now = now
+        self._since: t.Optional[float] = None
+
+    def is_any(self, rests: bool) -> bool:
+        """``rests``: what the schedulers do now."""
+        if not rests:
+            self._since = None
+            return False
+        now = self._now()
+        if self._since is None:
+            self._since = now
+        return now - self._since < KEEP_ALIVE_S and self._connections() != 0
+
+
 class Counter:
-    """Counts one leader's requests, always by the same source: the loads where they are told, else connections."""
+    """Counts one leader's requests, always by the same source: the loads where they are told and it can be seen that
+    the schedulers rest, else connections."""
 
     def __init__(
         self, leader: Leader, port: int, family: t.Collection[int], wanted: str, config: t.Optional[str], proc: str
@@ -170,6 +203,7 @@ class Counter:
         self.pid: t.Optional[int] = leader.process.pid if leader.same_network is not True else None
         self.endpoint: t.Optional[http.Endpoint] = None
         self._watch: t.Optional[LoadsWatch] = None
+        self._underway = Underway(lambda: count_connections(self.port, self.pid, self.proc))
         self.note = "" if wanted == "connections" else self._choose_loads(leader, family, config)
 
     def _choose_loads(self, leader: Leader, family: t.Collection[int], config: t.Optional[str]) -> str:
@@ -179,8 +213,13 @@ class Counter:
             return str(error)
         if isinstance(found, str):
             return found
-        watch = LoadsWatch(lambda: http.request(found, "GET", LOADS_PATH, LOADS_DEADLINE_S))
-        problem = watch.start()
+
+        def ask() -> http.Response:
+            return http.request(found, "GET", LOADS_PATH, LOADS_DEADLINE_S)
+
+        rests = Rests(family, ask, self.proc)
+        watch = LoadsWatch(ask, rests)
+        problem = watch.start() or rests.start()
         if problem:
             return problem
         self.endpoint, self._watch = found, watch
@@ -195,4 +234,9 @@ class Counter:
         if self._watch is None:
             return count_connections(self.port, self.pid, self.proc)
         seen = self._watch.count()
-        return seen if isinstance(seen, int) else None
+        self.note = UNRESTED if self._watch.unrested else ""
+        number = seen if isinstance(seen, int) else None
+        if self._underway.is_any(number == 0):
+            self.note = UNDERWAY
+            return 1
+        return number

@@ -164,3 +164,30 @@ def test_a_prompt_that_is_read_is_waited_for_where_that_can_be_done() -> None:
     assert found.count() == 1 and not left
     found, left = watch((3, 90), settles=[])
     assert found.count() == 3, "a server that tells requests is asked nothing else"
+
+
+def test_a_connection_may_be_a_request_on_its_way_as_long_as_the_server_would_keep_an_idle_one() -> None:
+    time, number = Time(), [2]
+    underway = inflight.Underway(lambda: number[0], time)
+
+    def at(seconds: float, rests: bool = True) -> bool:
+        time.now = seconds
+        return underway.is_any(rests)
+
+    assert at(0) and at(5.9) and not at(6) and not at(60)
+    assert not at(61, rests=False), "what runs is counted elsewhere"
+    assert at(62) and at(67.9) and not at(68), "the rest begins anew"
+    assert not at(70, rests=False)
+    number[0] = 0
+    assert not at(71), "nobody is connected"
+
+
+def test_connections_that_can_not_be_counted_may_be_requests() -> None:
+    assert inflight.Underway(lambda: None, Time()).is_any(True)
+
+
+def test_it_is_told_where_a_one_stands_for_no_rest() -> None:
+    found, _left = watch((0, 0), settles=[False])
+    assert (found.count(), found.unrested) == (1, True)
+    found, _left = watch((0, 0), (0, 0), settles=[True])
+    assert (found.count(), found.unrested) == (0, False)

@@ -11,14 +11,17 @@ import os
 import secrets
 import socket
 import stat
+import struct
 import tempfile
+import time
 from collections.abc import Sequence
 
 SHM = "/dev/shm"
 PAGE = 4096
 READABLE_BYTES = 2 * 1024 * 1024
 DOORBELL_BYTES = 64 * 1024
-LOADS_BYTES = 16 * 1024
+LOADS_HEADER = struct.Struct("<4sHHI")  # magic, version, data parallel ranks, bytes of a rank's slot
+LOADS_SLOT_BYTES = 16 * 1024
 QUEUE_BYTES = 64 * 1024
 
 # Everything that has to stay open as long as the process lives.
@@ -71,11 +74,33 @@ def pin_memory(size_mib: int) -> None:
         _kept.append(pool)
 
 
-def make_loads_segment() -> str:
+def make_loads_segment(dp_size: int) -> str:
     """``sglang_loads_<12 hex>_<8 hex>.shm``: made by the leader, left behind after every stop. Returns its path."""
     path = f"{SHM}/sglang_loads_{secrets.token_hex(6)}_{secrets.token_hex(4)}.shm"
-    map_segment(path, LOADS_BYTES)
+    map_segment(path, loads_bytes(dp_size))
     return path
+
+
+def loads_bytes(dp_size: int) -> int:
+    return LOADS_HEADER.size + dp_size * LOADS_SLOT_BYTES
+
+
+class LoadsWriter:
+    """A scheduler's part of that file, which stays open: it is written anew in every round of its loop."""
+
+    def __init__(self, path: str, dp_size: int, dp_rank: int) -> None:
+        self._descriptor = os.open(path, os.O_RDWR)
+        self._map = mmap.mmap(self._descriptor, loads_bytes(dp_size))
+        self._offset = LOADS_HEADER.size + dp_rank * LOADS_SLOT_BYTES
+        LOADS_HEADER.pack_into(self._map, 0, b"SLNS", 2, dp_size, LOADS_SLOT_BYTES)
+
+    def write(self) -> None:
+        """A message pack of one entry: the time."""
+        payload = b"\x81\xa9timestamp\xcb" + struct.pack(">d", time.time())
+        end = self._offset + 4 + len(payload)
+        struct.pack_into("<I", self._map, self._offset, 0)
+        self._map[self._offset + 4 : end] = payload
+        struct.pack_into("<I", self._map, self._offset, len(payload))
 
 
 def make_queue_segment() -> str:

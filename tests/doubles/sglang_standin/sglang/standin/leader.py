@@ -80,7 +80,7 @@ class Leader:
         if self.settings.crash == "model":
             sys.exit(failures.traceback_text("launch_server", failures.text_of("model", self.args)))
         signal.signal(signal.SIGQUIT, self._on_sigquit_at_launch)
-        segment = holding.make_loads_segment()
+        segment = holding.make_loads_segment(self.args.dp_size)
         holding.make_ipc_sockets()
         ranks = ranks_of(self.args, segment)
         if self.args.node_rank >= 1:

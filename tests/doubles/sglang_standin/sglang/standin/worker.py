@@ -28,6 +28,7 @@ from sglang.standin.title import die_with_parent, set_title
 
 SHUTDOWN = "shutdown"
 Connection = multiprocessing.connection.Connection
+LOADS_EVERY_S = 0.1  # the real one does it all the time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def run_scheduler(args: ServerArgs, rank: Rank, connection: Connection) -> None:
 
 def _load(args: ServerArgs, rank: Rank, settings: Settings) -> str | None:
     """Everything before readiness. Returns the path of the queue segment if this rank made one."""
-    holding.map_segment(rank.loads_segment, holding.LOADS_BYTES)
+    holding.map_segment(rank.loads_segment, holding.loads_bytes(rank.dp_size))
     log("Init torch distributed begin.")
     if settings.listeners:
         holding.listen_like_torch(rank.number == 0, args.nccl_port)
@@ -169,7 +170,11 @@ def _serve(connection: Connection, info: dict[str, int], args: ServerArgs, rank:
         connection.send(("ready", info))
         if rank.dp_rank == settings.dead_dp_rank and rank.dp_size > 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        loads = holding.LoadsWriter(rank.loads_segment, rank.dp_size, rank.dp_rank) if rank.loads_segment else None
         while True:
+            # Of the ranks of one model copy the first one tells; nobody else need wake up.
+            while loads is not None and rank.tp_rank == 0 and not connection.poll(LOADS_EVERY_S):
+                loads.write()
             message = connection.recv()
             if message == SHUTDOWN:
                 return
