@@ -171,8 +171,10 @@ options:
       in_flight:
         description:
           - V(loads) asks the server (C(/v1/loads)), where its version is known and 0.5.13 or newer, and counts what
-            runs and waits. V(connections) counts the connections on its port, an upper bound. V(auto) takes the first
-            that is possible. V(none) waits for nothing.
+            runs and waits. Where that is nothing, each scheduler must be seen to rest, by the loads that it writes into
+            the server's shared memory; otherwise one request is counted.
+          - V(connections) counts the connections on its port, an upper bound. V(auto) takes the first that is possible.
+            V(none) waits for nothing.
         type: str
         choices: [auto, connections, loads, none]
         default: auto
