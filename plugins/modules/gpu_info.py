@@ -220,7 +220,7 @@ def show(params: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         **driver_row(snapshot),
         "gpus": None if snapshot.reading.gpus is None else gpu_rows(snapshot, options.proc),
         "scan": {
-            "complete": snapshot.scan.complete,
+            "complete": snapshot.scan.complete and not snapshot.problems,
             "processes": snapshot.scan.processes,
             "unreadable_pids": list(snapshot.scan.unreadable),
             "seconds": snapshot.scan.seconds,

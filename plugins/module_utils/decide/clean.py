@@ -101,6 +101,7 @@ def judge(facts: Facts, limits: Limits) -> Verdict:
             facts.vantage,
             limits.gpu_resets,
         )
+    reasons += _hidden(facts)
     reasons += _guest(facts)
     reasons += facts.guest_reasons
     reasons += _host_memory(facts, limits)
@@ -370,14 +371,20 @@ def _health(gpu: Gpu, facts: Facts) -> list[Reason]:
     return result
 
 
+def _hidden(facts: Facts) -> list[Reason]:
+    """Processes that are not even listed: a server, an orphan or a holder may be among them, GPUs or not."""
+    return [
+        Reason("scan_failed", f"{problem.call}: {problem.message}", "processes", means="unknown")
+        for problem in facts.snapshot.problems
+    ]
+
+
 def _scan(facts: Facts) -> list[Reason]:
     scan = facts.snapshot.scan
     result = []
-    for problem in facts.snapshot.problems:
-        result.append(Reason("scan_failed", f"{problem.call}: {problem.message}", "processes", means="unknown"))
     processes = facts.snapshot.processes
     blind = [pid for pid in scan.unreadable if pid in processes and not _shielded(processes[pid], facts.snapshot)]
-    if blind and not facts.snapshot.problems:
+    if blind:
         pids = ", ".join(map(str, blind[:6]))
         text = f"{len(blind)} processes can't be looked into (pid {pids}): run as root to see whether they hold a GPU"
         result.append(Reason("scan_incomplete", text, "processes", means="unknown"))

@@ -19,7 +19,7 @@ from ..decide.holders import find_holders
 from ..decide.kinship import descendants
 from ..decide.wrappers import wrapper_pid
 from ..errors import CleanSlateError
-from ..model import DeviceScan, Gpu, GpuReading, Holder, NvmlProcess, Process
+from ..model import DeviceScan, Gpu, GpuReading, Holder, NvmlProcess, Problem, Process
 from ..sglang.cmdline import is_leader, launched_flags
 from ..snapshot import Guest, Leader, Snapshot, Unit
 from ..spawn import fetch_bounded
@@ -100,7 +100,18 @@ def look_with(options: LookOptions, reading: GpuReading) -> Snapshot:
         own_container=container_of(me) if me else None,
         own_guest=guest_of(me) if me else None,
         guest=guest,
+        problems=_hidden(processes, options.proc),
     )
+
+
+def _hidden(processes: t.Mapping[int, Process], proc: str) -> tuple[Problem, ...]:
+    """Every PID namespace has a process 1. Where it is not even listed, the mount option hidepid keeps the processes of
+    others from us: they are in no list of those that can't be looked into, and whatever they hold is not seen.
+    """
+    if 1 in processes:
+        return ()
+    text = f"{proc} hides the processes of others (hidepid): run as root, or as a member of the group that sees them"
+    return (Problem("list processes", None, text),)
 
 
 def _choose(gpus: tuple[Gpu, ...], options: LookOptions, guest: t.Optional[Guest]) -> tuple[Gpu, ...]:
