@@ -10,7 +10,7 @@ import typing as t
 from ansible.errors import AnsibleError, AnsibleFilterError
 from jinja2 import TemplateError, Undefined
 
-from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inventory
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils import inventory, spread
 
 Problems = list[str]
 
@@ -73,10 +73,40 @@ def choice_problems(given: t.Mapping[str, t.Any], choices: t.Mapping[str, t.Sequ
 def choose_servers(
     hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str], wanted: str = "", every: bool = False
 ) -> dict[str, t.Any]:
-    """The chosen servers of each host, and why none were chosen."""
-    fleet = {host: [str(server["name"]) for server in hostvars[host].get("sglang_servers", [])] for host in hosts}
-    chosen, problem = inventory.choose(fleet, wanted, every)
-    return {"chosen": chosen, "problem": problem or ""}
+    """The chosen servers of each host, why none were chosen, and those over several hosts."""
+    settings = {host: _merged(hostvars[host]) for host in hosts}
+    fleet = {host: [str(server["name"]) for server in servers] for host, servers in settings.items()}
+    units: tuple[spread.Unit, ...] = ()
+    if any(spread.is_spread(server) for servers in settings.values() for server in servers):
+        units = spread.units_of({**settings, **_others(hostvars, hosts)}, hosts)
+    together = [[(member.host, member.server) for member in unit.members] for unit in units]
+    chosen, problem = inventory.choose(fleet, wanted, every, together)
+    meant = spread.chosen_units(units, chosen)
+    return {
+        "chosen": chosen,
+        "problem": problem or "",
+        "units": [spread.to_data(unit) for unit in meant],
+        "unit_problems": [each for unit in meant for each in unit.problems],
+    }
+
+
+def _merged(variables: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """The servers of one host with its defaults."""
+    defaults = plain_value(variables.get("sglang_server_defaults") or {})
+    return [inventory.merge(defaults, server) for server in plain_value(variables.get("sglang_servers") or [])]
+
+
+def _others(hostvars: t.Mapping[str, t.Any], hosts: t.Sequence[str]) -> dict[str, list[dict[str, t.Any]]]:
+    """The same of the hosts outside of the play, where it can be read: a node of a server may have been left out."""
+    found = {}
+    for host in hostvars:
+        if host in hosts:
+            continue
+        try:
+            found[host] = _merged(hostvars[host])
+        except (AnsibleError, TemplateError, TypeError, ValueError, AttributeError):
+            continue  # nobody works on it
+    return found
 
 
 def server_settings(

@@ -161,6 +161,37 @@ options:
         launch becomes the last good one where it is ready.
     type: bool
     default: false
+  last_good:
+    description:
+      - When, with O(record), the launch becomes the last good one, to which a failed launch goes back.
+      - V(ready) means as soon as it is ready. V(later) means not in this task, since it is a node of a server over
+        several hosts, which is good only if all of its nodes are.
+      - V(now) says that they are, so the current launch is marked if its kept proof says that it was ready. Nothing is
+        waited for, no other option but O(name), O(state_dir) and O(run_id) matters, and only RV(ready), RV(verdict),
+        RV(finished), RV(error) and RV(launch_id) are returned.
+    type: str
+    choices: [ready, later, now]
+    default: ready
+    version_added: 0.2.0
+  unit:
+    description:
+      - For a node of a server over several hosts, which tasks wait for its nodes, so that they end together. The first
+        one that fails ends the others, and one that is ready is looked at again until the others are.
+      - It is for tasks that run side by side in one run on one controller, and is handled there.
+    type: dict
+    version_added: 0.2.0
+    suboptions:
+      key:
+        description:
+          - The same text for all nodes of the server, and another one for each start of it.
+        type: str
+        required: true
+      hosts:
+        description:
+          - The inventory's names of the hosts of its nodes.
+        type: list
+        elements: str
+        required: true
   run_id:
     description:
       - The run that holds the server's lease. With it the lease must be held by this run, and is renewed.
@@ -753,8 +784,10 @@ def _shown(readiness: Readiness, redactor: Redactor) -> t.Optional[dict[str, t.A
     return shown
 
 
-def keep_record(result: t.Mapping[str, t.Any], record: Record, state_dir: str, redactor: Redactor) -> None:
-    """Write the outcome into the launch's folder; the launch becomes the last good one where it is ready."""
+def keep_record(
+    result: t.Mapping[str, t.Any], record: Record, state_dir: str, redactor: Redactor, good: bool = True
+) -> None:
+    """Write the outcome into the launch's folder; where it is ready and ``good``, it becomes the last good one."""
     where = (state_dir, record.name, record.launch_id)
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     started = utc_seconds(record.started_at) or utc_seconds(record.launch_id)
@@ -782,7 +815,7 @@ def keep_record(result: t.Mapping[str, t.Any], record: Record, state_dir: str, r
     seconds = result["seconds"] if started is None else round(now.timestamp() - started, 1)
     write_document(*where, "phases", phases, redactor)
     write_document(*where, "proof", {**proof, "seconds": seconds, "at": now.isoformat()}, redactor)
-    if result["ready"]:
+    if result["ready"] and good:
         mark_good(*where)
     write_summary(*where)
 
@@ -809,8 +842,20 @@ def judge(params: Params, check_mode: bool = False) -> dict[str, t.Any]:
     readiness = wait_ready(eyes, wants, _watch_of(params, wants, eyes.now()))
     result = result_of(readiness, record, eyes.client.endpoint.port, redactor, params["log_lines"])
     if params["record"] and readiness.finished and not check_mode:
-        keep_record(result, record, params["state_dir"], redactor)
+        keep_record(result, record, params["state_dir"], redactor, params["last_good"] == "ready")
     return result
+
+
+def mark_now(params: Params, check_mode: bool = False) -> dict[str, t.Any]:
+    """The current launch becomes the last good one, as its kept proof and those of the other nodes say."""
+    where = (params["state_dir"], params["name"])
+    record = find_recorded(*where)
+    if record is None:
+        raise CleanSlateError(f"no launch of {params['name']!r} is recorded in {params['state_dir']}: nothing to mark")
+    if not check_mode:
+        mark_good(*where, record.launch_id)
+        write_summary(*where, record.launch_id)
+    return {"ready": True, "verdict": "ready", "finished": True, "launch_id": record.launch_id, "error": None}
 
 
 def _watch_of(params: Params, wants: Wants, now: float) -> t.Optional[Watch]:
@@ -859,13 +904,22 @@ def main() -> t.NoReturn:
             "soak_min_tokens_per_s": {"type": "float", "no_log": False},
             "soak_max_latency_s": {"type": "float"},
             "record": {"type": "bool", "default": False},
+            "last_good": {"type": "str", "default": "ready", "choices": ["ready", "later", "now"]},
+            "unit": {
+                "type": "dict",
+                "options": {
+                    "key": {"type": "str", "required": True, "no_log": False},
+                    "hosts": {"type": "list", "elements": "str", "required": True},
+                },
+            },
             "run_id": {"type": "str"},
         },
         supports_check_mode=True,
     )
     try:
         with lease_of(module.params, module.check_mode):
-            result = judge(module.params, module.check_mode)
+            act = mark_now if module.params["last_good"] == "now" else judge
+            result = act(module.params, module.check_mode)
     except CleanSlateError as error:
         module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
     if not result["ready"] and result["finished"]:

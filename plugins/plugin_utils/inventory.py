@@ -442,37 +442,56 @@ def redact(text: str, secrets: t.Iterable[str]) -> str:
 
 
 Fleet = t.Mapping[str, t.Sequence[str]]
+# (host, server) of each node of one server over several hosts.
+Together = t.Sequence[t.Sequence[tuple[str, str]]]
 
 
-def _listed(fleet: Fleet) -> str:
-    return ", ".join(f"{host}/{name}" for host, names in fleet.items() for name in names) or "none"
+def _listed(fleet: Fleet, together: Together = ()) -> str:
+    """The servers as HOST/NAME; one over several hosts once, with its other hosts."""
+    others = {name: [host for host, _server in group[1:]] for group in together for name in group[:1]}
+    later = {name for group in together for name in group[1:]}
+    names = []
+    for host, servers in fleet.items():
+        for server in servers:
+            if (host, server) not in later:
+                more = others.get((host, server))
+                names.append(f"{host}/{server}" + (f" (with {', '.join(more)})" if more else ""))
+    return ", ".join(names) or "none"
 
 
-def choose(fleet: Fleet, wanted: str, every: bool) -> tuple[dict[str, list[str]], t.Optional[str]]:
+def choose(
+    fleet: Fleet, wanted: str, every: bool, together: Together = ()
+) -> tuple[dict[str, list[str]], t.Optional[str]]:
     """Which servers to work on: (chosen names per host, why nothing was chosen or None).
 
     ``fleet``: the servers' names of each host in play. ``wanted``: '', NAME or HOST/NAME. More than one server is only
-    chosen where ``every`` says so: a slip of the keyboard must not take a fleet down.
+    chosen where ``every`` says so: a slip of the keyboard must not take a fleet down. ``together``: the nodes of each
+    server over several hosts, which is one server: all of them are chosen with one.
     """
     nothing: dict[str, list[str]] = {host: [] for host in fleet}
     host_part, _slash, name_part = wanted.rpartition("/")
-    chosen = {
-        host: [name for name in names if (not wanted or name == name_part) and (not host_part or host == host_part)]
+    meant = {
+        (host, name)
         for host, names in fleet.items()
+        for name in names
+        if (not wanted or name == name_part) and (not host_part or host == host_part)
     }
-    count = sum(map(len, chosen.values()))
+    groups = [group for group in together if meant & set(group)]
+    meant |= {node for group in groups for node in group}
+    chosen = {host: [name for name in names if (host, name) in meant] for host, names in fleet.items()}
+    count = len(meant) - sum(len(group) - 1 for group in groups)
     if count == 0 and wanted:
         names = {name for each in fleet.values() for name in each}
         suggestion = nearest(name_part, names) or "."
-        return nothing, f"no server '{wanted}' is in play{suggestion} In play: {_listed(fleet)}"
+        return nothing, f"no server '{wanted}' is in play{suggestion} In play: {_listed(fleet, together)}"
     if count == 0:
         return nothing, f"no server is in play: sglang_servers is empty on {', '.join(fleet) or 'every host'}"
     if count > 1 and not every:
         example = next(f"{host}/{name}" for host, names in chosen.items() for name in names)
         return nothing, (
-            f"{count} servers are in play: {_listed(chosen)}. This playbook works on one: choose it with "
+            f"{count} servers are in play: {_listed(chosen, together)}. This playbook works on one: choose it with "
             f"-e server={example}, or say -e all=true for all of them, one after another. "
-            "Each is down while it is relaunched; a change without downtime (rollout) is not there yet"
+            "Each is down while it is relaunched; for a change without downtime see rollout.yml"
         )
     return chosen, None
 

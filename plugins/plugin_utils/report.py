@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing as t
 
 from .evict_report import eviction_lines, gpu_lines, gpus_of, node_lines, plan_lines, verdict_lines
-from .results import INDENT, Result, cut_off, failure, label, mapping, ran, reasons, seconds
+from .results import INDENT, Result, cut_off, failure, items, label, mapping, ran, reasons, seconds
 from .serve_report import launch_lines, planned_lines, proof_lines
 from .tables import UNKNOWN, cell, paragraph
 
@@ -68,12 +68,12 @@ def relaunch_lines(results: Result) -> list[str]:
     """
     title = f"{results.get('server')} on {results.get('host')}"
     if results.get("left_alone"):
-        lines = [f"{title}: SERVING, left alone: it has the wanted configuration"]
+        lines = [f"{title}: SERVING, left alone: it has the wanted configuration", *unit_lines(results)]
         return lines + proof_lines(results.get("verify")) + _lease_lines(results) + _times(results)
     if results.get("check"):
         return _check_lines(title, results)
     first = mapping(results, "first")
-    lines = [f"{title}: {_whole_outcome(results)}"]
+    lines = [f"{title}: {_whole_outcome(results)}", *unit_lines(results)]
     lines += path_lines(first or results, results)
     if mapping(results, "second"):
         lines += ["", f"Going back to launch {mapping(results, 'trial').get('launch_id')}"]
@@ -84,6 +84,15 @@ def relaunch_lines(results: Result) -> list[str]:
     story = mapping(results, "outcome").get("outcome")
     lines += paragraph(str(story), label("Outcome")) if story and first else []
     return lines + _times(results)
+
+
+def unit_lines(results: Result) -> list[str]:
+    """Of a server over several hosts: which of its nodes this is."""
+    unit = mapping(results, "unit")
+    rank = next((each.get("rank") for each in items(unit, "members") if each.get("host") == results.get("host")), None)
+    if not unit:
+        return []
+    return paragraph(f"node {'?' if rank is None else rank} of {unit.get('nodes')}: {unit.get('name')}", label("Unit"))
 
 
 def path_lines(path: Result, results: Result, starts: bool = True) -> list[str]:
@@ -99,7 +108,7 @@ def path_lines(path: Result, results: Result, starts: bool = True) -> list[str]:
 
 
 def _check_lines(title: str, results: Result) -> list[str]:
-    lines = [f"{title}: check mode, nothing was changed"]
+    lines = [f"{title}: check mode, nothing was changed", *unit_lines(results)]
     holder = mapping(mapping(results, "lease"), "holder")
     if holder and holder.get("held"):
         lines += paragraph(f"wait for {holder_words(holder)}", label("Would"))
@@ -139,10 +148,13 @@ def _whole_outcome(results: Result) -> str:
     text = _outcome(first or results)
     if not first:
         return text
+    if text == "SERVING":
+        # Its own proof passed, and what is a part of something that does not serve does not serve either.
+        text = "FAILED: another node of it does not serve"
     step = mapping(results, "next").get("step")
     if second:
         target = mapping(results, "trial").get("launch_id")
-        if mapping(second, "verify").get("ready") is True:
+        if mapping(second, "verify").get("ready") is True and not second.get("message"):
             return f"{text}; rolled back to {target}: SERVING"
         return f"{text}; the rollback failed too"
     return text + {"stop": "; stopped", "leave": "; left as it is"}.get(str(step), "")
@@ -197,7 +209,7 @@ def teardown_lines(results: Result) -> list[str]:
     if results.get("check"):
         plans = plan_lines(teardown) + plan_lines(by_node, results.get("node") or "of the container")
         return [f"{title}: check mode, nothing was changed", *plans]
-    lines = [f"{title}: eviction; it certifies nothing, assert_clean.yml does"]
+    lines = [f"{title}: eviction; it certifies nothing, assert_clean.yml does", *unit_lines(results)]
     lines += paragraph(str(results["no_lease"]), label("Lease")) if results.get("no_lease") else []
     lines += gpu_lines(teardown if _has_gpus(teardown) else by_node, {}) + eviction_lines(teardown)
     for sentence in reasons(teardown):

@@ -1,12 +1,11 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Servers over several hosts (nnodes above 1): which entries of the inventory belong together, and what follows for all
-of them from what became of each.
+"""Servers over several hosts (nnodes above 1): which entries of the inventory belong together.
 
 Pure functions. A unit is one server with its members, one per host. They belong together by the server's name and its
-dist_init_addr: two different servers of one name have different addresses. Whatever happens to a unit happens to all of
-its members, since none of them is worth anything alone.
+dist_init_addr: two different servers of one name have different addresses. What happens to all of them from what became
+of each is in together.py.
 """
 
 from __future__ import annotations

@@ -118,6 +118,26 @@ def test_no_choice_chooses_nothing(wanted: str, words: str) -> None:
     assert words in problem
 
 
+SPREAD = {"gpu01": ["chat", "big"], "gpu02": ["big"], "gpu03": ["big"]}
+TOGETHER = [[("gpu01", "big"), ("gpu02", "big")]]
+
+
+@pytest.mark.parametrize("wanted", ["gpu01/big", "gpu02/big"])
+def test_with_one_node_all_nodes_of_a_server_are_chosen(wanted: str) -> None:
+    chosen = {"gpu01": ["big"], "gpu02": ["big"], "gpu03": []}
+    assert inventory.choose(SPREAD, wanted, False, TOGETHER) == (chosen, None)
+
+
+def test_a_server_over_several_hosts_is_one_of_those_to_choose_from() -> None:
+    problem = inventory.choose(SPREAD, "big", False, TOGETHER)[1]
+    assert problem is not None
+    assert problem.startswith("2 servers are in play: gpu01/big (with gpu02), gpu03/big. ")
+    assert "3 servers are in play" in str(inventory.choose(SPREAD, "", False, TOGETHER)[1])
+    two = {"gpu01": ["big"], "gpu02": ["big"]}
+    assert inventory.choose(two, "big", False, TOGETHER) == (two, None)
+    assert inventory.choose(two, "", False, TOGETHER) == (two, None)
+
+
 def test_the_only_server_needs_no_name() -> None:
     assert inventory.choose({"a": ["one"]}, "", False) == ({"a": ["one"]}, None)
     assert inventory.choose({"a": []}, "", True)[1] is not None
