@@ -234,6 +234,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.assess import Wanted, assess
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Limits
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
 ARGUMENTS: dict[str, t.Any] = {
@@ -290,13 +291,14 @@ def wanted_from(params: t.Mapping[str, t.Any]) -> Wanted:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = assess(wanted_from(module.params))
-    except CleanSlateError as exc:
-        module.fail_json(msg=str(exc), verdict="unknown")
-    if result["verdict"] != "clean":
-        module.fail_json(msg=result["summary"], **result)
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            result = assess(wanted_from(module.params))
+        except CleanSlateError as exc:
+            module.fail_json(msg=str(exc), verdict="unknown")
+        if result["verdict"] != "clean":
+            module.fail_json(msg=result["summary"], **result)
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils import clients
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
@@ -214,13 +215,14 @@ def answer(params: t.Mapping[str, t.Any], check_mode: bool) -> dict[str, t.Any]:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = answer(module.params, module.check_mode)
-    except CleanSlateError as error:
-        module.fail_json(msg=str(error), verdict="failed", clients=[], held=[], problems=[str(error)], plan=[])
-    if result["verdict"] == "failed":
-        module.fail_json(msg="; ".join(result["problems"]), **result)
-    module.exit_json(**result)
+    with Told(module):
+        try:
+            result = answer(module.params, module.check_mode)
+        except CleanSlateError as error:
+            module.fail_json(msg=str(error), verdict="failed", clients=[], held=[], problems=[str(error)], plan=[])
+        if result["verdict"] == "failed":
+            module.fail_json(msg="; ".join(result["problems"]), **result)
+        module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -350,6 +350,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
     baselines_of,
     look_options,
 )
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order, evict
 
@@ -416,13 +417,14 @@ def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = evict(order_from(module.params, module.check_mode))
-    except CleanSlateError as exc:
-        module.fail_json(msg=str(exc), verdict="unknown")
-    if result["verdict"] in ("failed", "unknown"):
-        module.fail_json(msg=result["summary"], **result)
-    module.exit_json(**result)
+    with Told(module):
+        try:
+            result = evict(order_from(module.params, module.check_mode))
+        except CleanSlateError as exc:
+            module.fail_json(msg=str(exc), verdict="unknown")
+        if result["verdict"] in ("failed", "unknown"):
+            module.fail_json(msg=result["summary"], **result)
+        module.exit_json(**result)
 
 
 if __name__ == "__main__":

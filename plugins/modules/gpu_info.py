@@ -197,6 +197,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import CONTAINER, DEVICES, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.guests import judge_absence
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import look
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.memory import read_guest_limit, read_meminfo
@@ -237,11 +238,12 @@ def memory_of(vmid: str, proc: str) -> dict[str, t.Any]:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec={**DEVICES, **CONTAINER}, supports_check_mode=True)
-    try:
-        result = show(module.params)
-    except CleanSlateError as exc:
-        module.fail_json(msg=str(exc))
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            result = show(module.params)
+        except CleanSlateError as exc:
+            module.fail_json(msg=str(exc))
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -349,6 +349,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.leftovers import judge_leftover
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import (
     Problem,
@@ -511,11 +512,12 @@ def main() -> t.NoReturn:
     params = module.params
     if params["deadline_s"] <= 0:
         module.fail_json(msg=f"deadline_s must be greater than 0, not {params['deadline_s']:g}")
-    try:
-        result = collect(params["proc_root"], params["sys_root"], params["shm_dir"], params["deadline_s"])
-    except CleanSlateError as exc:
-        module.fail_json(msg=str(exc))
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            result = collect(params["proc_root"], params["sys_root"], params["shm_dir"], params["deadline_s"])
+        except CleanSlateError as exc:
+            module.fail_json(msg=str(exc))
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -367,6 +367,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils import routing
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
 ROUTER: dict[str, t.Any] = {
@@ -415,17 +416,18 @@ ARGUMENTS: dict[str, t.Any] = {
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = routing.run(module.params, module.check_mode)
-    except CleanSlateError as error:
-        empty: dict[str, t.Any] = {"routers": [], "hooks": [], "plan": [], "drained": None, "seconds": 0.0}
-        module.fail_json(msg=str(error), verdict="failed", problems=[str(error)], **empty)
-    warnings = result.pop("warnings")
-    for warning in warnings:
-        module.warn(warning)
-    if result["problems"]:
-        module.fail_json(msg="; ".join(result["problems"]), **result)
-    module.exit_json(**result)
+    with Told(module):
+        try:
+            result = routing.run(module.params, module.check_mode)
+        except CleanSlateError as error:
+            empty: dict[str, t.Any] = {"routers": [], "hooks": [], "plan": [], "drained": None, "seconds": 0.0}
+            module.fail_json(msg=str(error), verdict="failed", problems=[str(error)], **empty)
+        warnings = result.pop("warnings")
+        for warning in warnings:
+            module.warn(warning)
+        if result["problems"]:
+            module.fail_json(msg="; ".join(result["problems"]), **result)
+        module.exit_json(**result)
 
 
 if __name__ == "__main__":

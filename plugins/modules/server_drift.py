@@ -291,6 +291,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, baselines_of, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift import parse_acceptance
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.drift_host import MAX_USED_MIB
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
@@ -410,12 +411,13 @@ def options_from(params: Params) -> DriftOptions:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    try:
-        servers = servers_from(module.params)
-        result = check(options_from(module.params), servers)
-    except CleanSlateError as error:
-        module.fail_json(msg=str(error))
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            servers = servers_from(module.params)
+            result = check(options_from(module.params), servers)
+        except CleanSlateError as error:
+            module.fail_json(msg=str(error))
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

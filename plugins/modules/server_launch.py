@@ -368,6 +368,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.cleanslate.sglang.plugins.module_utils import lease
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act import launch as act
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
@@ -649,27 +650,28 @@ def main() -> t.NoReturn:
         supports_check_mode=True,
     )
     params = module.params
-    try:
-        wanted = wanted_from(params)
-        request, plan = wanted.request, wanted.plan
-        before = check_preconditions(wanted, may_run=module.check_mode)
-        if wanted.note is not None:
-            module.warn(wanted.note)
-        result: dict[str, t.Any] = {"diff": diff(before, request, plan, request.unit_dir)} if module._diff else {}
-        changed = secrets_differ(before, plan, request.state_dir)
-        if module.check_mode:
-            files = planned_files(request, plan, request.unit_dir)
-            would = result_of(plan.record, before, files, changed)
-            module.exit_json(changed=True, **result, **without_launch_id(would, plan.record.launch_id))
-        plan = with_fingerprint(request, plan, params["nvml_deadline_s"])
-        documents = {what: data for what, data in (params["documents"] or {}).items() if data is not None}
-        with lease.keep(request.state_dir, request.name, params["run_id"], "server_launch", LEASE_S):
-            launched = act.start(request, plan, request.unit_dir, params["keep_launches"], documents)
-    except CleanSlateError as error:
-        module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
-    for problem in launched.problems:
-        module.warn(problem)
-    module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files, changed))
+    with Told(module):
+        try:
+            wanted = wanted_from(params)
+            request, plan = wanted.request, wanted.plan
+            before = check_preconditions(wanted, may_run=module.check_mode)
+            if wanted.note is not None:
+                module.warn(wanted.note)
+            result: dict[str, t.Any] = {"diff": diff(before, request, plan, request.unit_dir)} if module._diff else {}
+            changed = secrets_differ(before, plan, request.state_dir)
+            if module.check_mode:
+                files = planned_files(request, plan, request.unit_dir)
+                would = result_of(plan.record, before, files, changed)
+                module.exit_json(changed=True, **result, **without_launch_id(would, plan.record.launch_id))
+            plan = with_fingerprint(request, plan, params["nvml_deadline_s"])
+            documents = {what: data for what, data in (params["documents"] or {}).items() if data is not None}
+            with lease.keep(request.state_dir, request.name, params["run_id"], "server_launch", LEASE_S):
+                launched = act.start(request, plan, request.unit_dir, params["keep_launches"], documents)
+        except CleanSlateError as error:
+            module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
+        for problem in launched.problems:
+            module.warn(problem)
+        module.exit_json(changed=True, **result, **result_of(launched.record, before, launched.files, changed))
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils import lease as leases
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 
@@ -204,17 +205,18 @@ def planned(params: Params) -> Row:
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
-    try:
-        _check(params)
-        act = planned if module.check_mode else released if params["state"] == "released" else held
-        result = act(params)
-    except CleanSlateError as error:
-        holder = None
-        with contextlib.suppress(CleanSlateError):
-            found = leases.look(params["state_dir"], params["name"])
-            holder = None if found is None else leases.holder_row(*found)
-        module.fail_json(msg=str(error), lease=None, holder=holder, broken=None, waited_s=params["wait_s"])
-    module.exit_json(**result)
+    with Told(module):
+        try:
+            _check(params)
+            act = planned if module.check_mode else released if params["state"] == "released" else held
+            result = act(params)
+        except CleanSlateError as error:
+            holder = None
+            with contextlib.suppress(CleanSlateError):
+                found = leases.look(params["state_dir"], params["name"])
+                holder = None if found is None else leases.holder_row(*found)
+            module.fail_json(msg=str(error), lease=None, holder=holder, broken=None, waited_s=params["wait_s"])
+        module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
     baselines_of,
     look_options,
 )
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.planning import PlanRequest, plan, to_result
 
@@ -244,11 +245,12 @@ def request_from(params: t.Mapping[str, t.Any]) -> PlanRequest:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = to_result(plan(request_from(module.params)))
-    except CleanSlateError as exc:
-        module.fail_json(msg=str(exc))
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            result = to_result(plan(request_from(module.params)))
+        except CleanSlateError as exc:
+            module.fail_json(msg=str(exc))
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -622,6 +622,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils import lease
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.workers import expected_workers
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.durations import check_seconds
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.hosteyes import (
@@ -916,15 +917,16 @@ def main() -> t.NoReturn:
         },
         supports_check_mode=True,
     )
-    try:
-        with lease_of(module.params, module.check_mode):
-            act = mark_now if module.params["last_good"] == "now" else judge
-            result = act(module.params, module.check_mode)
-    except CleanSlateError as error:
-        module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
-    if not result["ready"] and result["finished"]:
-        module.fail_json(msg=f"{module.params['name']} is not ready: {result['error']}", **result)
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            with lease_of(module.params, module.check_mode):
+                act = mark_now if module.params["last_good"] == "now" else judge
+                result = act(module.params, module.check_mode)
+        except CleanSlateError as error:
+            module.fail_json(msg=str(error), lease_lost="no longer ours" in str(error))
+        if not result["ready"] and result["finished"]:
+            module.fail_json(msg=f"{module.params['name']} is not ready: {result['error']}", **result)
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":
