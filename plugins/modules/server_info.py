@@ -370,6 +370,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import DEVICES, look_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.asking import endpoint_of, why_no_key
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.gpus import choose_gpus
+from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError, UnknownDevice
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Gpu, Problem, Process, to_json
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.bounded import fetch_launched
@@ -383,6 +384,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.servers 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import process_row
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import http
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import servers as core
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.flags import port_number
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.history import list_launches
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import (
     Reading,
@@ -667,7 +669,7 @@ def _port(launched: LaunchedServer) -> t.Optional[int]:
     if flags is None:
         return None
     port = flags.flags.get("port", _DEFAULT_PORT if flags.complete else None)
-    return int(port) if str(port).isdigit() else None
+    return port_number(port)
 
 
 def _text(launched: LaunchedServer, name: str, default: str) -> str:
@@ -718,11 +720,12 @@ def main() -> t.NoReturn:
         },
         supports_check_mode=True,
     )
-    try:
-        result = survey(module.params)
-    except CleanSlateError as error:
-        module.fail_json(msg=str(error))
-    module.exit_json(changed=False, **result)
+    with Told(module):
+        try:
+            result = survey(module.params)
+        except CleanSlateError as error:
+            module.fail_json(msg=str(error))
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":
