@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.tests.integration_ns.spreading import FIRST, NEW, Spread, errors
 
-pytestmark = [pytest.mark.ns, pytest.mark.long]
+pytestmark = [pytest.mark.ns, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_nodes_go_one_after_another_and_come_together(pair: Spread) -> None:
     assert [row["unit"] for row in held[:2]] == pair.nodes()
 
 
-@pytest.mark.parametrize("guilty", ["gpu01/big", "gpu02/big"])
+@pytest.mark.parametrize("guilty", ["gpu01/big", pytest.param("gpu02/big", marks=pytest.mark.promise)])
 def test_one_node_that_is_not_clean_keeps_both_from_being_started(pair: Spread, guilty: str) -> None:
     pair.fault(guilty, clean="dirty")
     found = errors(pair.play("relaunch", server="big"))
