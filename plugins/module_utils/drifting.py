@@ -679,9 +679,10 @@ def _number(raw: Raw, name: str) -> t.Optional[int]:
     value = raw.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not str(value).isdigit() or not 0 < int(value) < 65536:
+    number = flag_tools.port_number(value)
+    if number is None:
         raise CleanSlateError(f"{raw['name']}: {name} is {value!r}; it must be a number from 1 to 65535")
-    return int(value)
+    return number
 
 
 def _port_of(launched: LaunchedServer) -> t.Optional[int]:
@@ -689,7 +690,7 @@ def _port_of(launched: LaunchedServer) -> t.Optional[int]:
     if flags is None:
         return None
     port = flags.flags.get("port", DEFAULT_PORT if flags.complete else None)
-    return int(port) if str(port).isdigit() else None
+    return flag_tools.port_number(port)
 
 
 def _limit_s(launched: LaunchedServer) -> float:

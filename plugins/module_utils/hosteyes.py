@@ -54,7 +54,7 @@ def flags_of(record: Record) -> dict[str, t.Any]:
 def ranks_of(record: Record) -> int:
     """The data parallel size by the flags."""
     value = flags_of(record).get("dp-size", 1)
-    return int(value) if str(value).isdigit() and int(value) > 0 else 1
+    return int(value) if str(value).isdecimal() and int(value) > 0 else 1
 
 
 def model_of(record: Record) -> t.Optional[str]:

@@ -332,7 +332,7 @@ def lowest_capability(gpus: t.Iterable[GpuFacts]) -> t.Optional[str]:
     found: list[tuple[int, ...]] = []
     for gpu in gpus:
         parts = (gpu.compute_capability or "").split(".")
-        if not all(part.isdigit() for part in parts):
+        if not all(part.isascii() and part.isdigit() and len(part) <= 5 for part in parts):
             return None
         found.append(tuple(int(part) for part in parts))
     return ".".join(map(str, min(found))) if found else None
@@ -379,7 +379,7 @@ def _ports(wanted: Flags) -> tuple[PortWish, ...]:
 
 def _port_of(address: t.Optional[str]) -> t.Optional[int]:
     text = (address or "").rpartition(":")[2]
-    return int(text) if text.isdigit() and len(text) <= 5 else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
 
 
 def _deny(code: str, subject: str, message: str, remedy: str, source: str = _SOURCE, waivable: bool = False) -> Finding:

@@ -53,7 +53,7 @@ def library_by_environment(name: str = "libnvidia-ml.so.1") -> t.Optional[str]:
 def parse_xml(text: str) -> t.Optional[GpuReading]:
     """The XML of ``nvidia-smi -q -x``; None where it is not that. DTDs are not read."""
     try:
-        root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))
+        root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^<>]*>", "", text))
     except (ElementTree.ParseError, ValueError):
         return None
     if root.tag != "nvidia_smi_log":
@@ -163,7 +163,7 @@ def _value(node: ElementTree.Element, path: str) -> t.Optional[str]:
 
 
 def _number(text: t.Optional[str]) -> t.Optional[int]:
-    found = re.match(r"(\d+)(?:\.\d+)?(?:\s*(MiB|%))?$", text or "")
+    found = re.match(r"(\d{1,18})(?:\.\d+)?(?:\s*(MiB|%))?$", text or "")
     return int(found.group(1)) if found else None
 
 

@@ -29,7 +29,7 @@ def read_unit(name: str, deadline_s: float = 10.0, systemctl: str = "systemctl")
 
 def parse_unit(text: str) -> t.Optional[Unit]:
     """The ``key=value`` lines of ``systemctl show``."""
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    values = dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
     main_pid = values.get("MainPID", "0")
     if "LoadState" not in values or not re.fullmatch("[0-9]{1,9}", main_pid):
         return None

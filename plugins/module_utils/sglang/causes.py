@@ -14,7 +14,7 @@ import signal
 import typing as t
 from dataclasses import dataclass
 
-from .phases import plain, without_time
+from .phases import plain, short_lines, without_time
 
 _LONGEST = 400
 _Say = t.Callable[[t.Match[str]], str]
@@ -67,6 +67,7 @@ def _no_model(match: t.Match[str]) -> str:
     return f"the model can't be found: {match.group(1)}"
 
 
+# Patterns that begin with anything are bound to a line's begin: else each place of a line is tried as one.
 _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
     (
         re.compile(r"(?:launch_server(?:\.py)?|sglang(?: serve)?|__main__\.py): error: (.+)"),
@@ -104,9 +105,9 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
         re.compile(r"(The memory capacity is unbalanced\.[^\n]*)"),
         lambda m: f"{m.group(1)} (something else holds memory on one of the GPUs)",
     ),
-    (re.compile(r"[^\n]*(CUDA (?:error: )?out of memory[^\n]*)"), _out_of_gpu_memory),
+    (re.compile(r"^[^\n]*?(CUDA (?:error: )?out of memory[^\n]*)", re.M), _out_of_gpu_memory),
     (
-        re.compile(r"DefaultCPUAllocator: (?:can't|not enough) [^\n]*?tried to allocate (\d+) bytes"),
+        re.compile(r"DefaultCPUAllocator: (?:can't|not enough) [^\n]*?tried to allocate (\d{1,18}) bytes"),
         lambda m: f"out of host memory: tried to allocate {int(m.group(1)) / 2**30:.2f} GiB",
     ),
     (
@@ -128,7 +129,7 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
         lambda m: f"a port is in use already: {m.group(0)}",
     ),
     (
-        re.compile(r"([^\n]*\bis used by a process already[^\n]*)"),
+        re.compile(r"^([^\n]*\bis used by a process already[^\n]*)", re.M),
         lambda m: f"a port is in use already: {without_time(m.group(1))}",
     ),
     (re.compile(r"(No accelerator [^\n]*is available[^\n]*)"), lambda m: m.group(1)),
@@ -163,7 +164,7 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
         ),
         _no_model,
     ),
-    (re.compile(r"([^\n:]* is not a local folder and is not a valid model identifier[^\n]*)"), _no_model),
+    (re.compile(r"(?:^|:)([^\n:]* is not a local folder and is not a valid model identifier[^\n]*)", re.M), _no_model),
     (re.compile(r"(You are trying to access a gated repo[^\n]*)"), _no_model),
     (
         re.compile(r"^OSError: ([^\n]*does not appear to have a file named[^\n]*)", re.M),
@@ -174,11 +175,11 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
         lambda m: f"the model is not whole: {m.group(1)}",
     ),
     (
-        re.compile(r"([^\n]*(?:Can't load tokenizer for|Couldn't instantiate the backend tokenizer)[^\n]*)"),
+        re.compile(r"^([^\n]*(?:Can't load tokenizer for|Couldn't instantiate the backend tokenizer)[^\n]*)", re.M),
         lambda m: f"the tokenizer can't be loaded: {without_time(m.group(1))}",
     ),
     (
-        re.compile(r"[^\n]*`trust_remote_code=True`[^\n]*"),
+        re.compile(r"^[^\n]*`trust_remote_code=True`[^\n]*", re.M),
         lambda m: f"the model brings code of its own; set trust_remote_code if you trust it: {without_time(m.group())}",
     ),
     (
@@ -197,7 +198,9 @@ _CAUSES: tuple[tuple[t.Pattern[str], _Say], ...] = (
     ),
 )
 _DIED = re.compile(
-    r"([^\n]*?(?:(?:died|crashed|exited|terminated)\b[^\n]*?(?:exit ?code:?|exitcode=) ?|\bterminated with )(-?\d+)\)?)"
+    r"^([^\n]*?(?:(?:died|crashed|exited|terminated)\b[^\n]*?(?:exit ?code:?|exitcode=) ?|\bterminated with )"
+    r"(-?\d{1,9})\)?)",
+    re.M,
 )
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?:: ([^\n]*))?$", re.M)
 _NO_CAUSE = ("SystemExit", "KeyboardInterrupt")
@@ -226,7 +229,7 @@ def last_error(text: str, kills: t.Optional[Kills] = None, model: t.Optional[str
 
 def bind_error(text: str) -> t.Optional[str]:
     """The port could not be had. The server does not end by that: its other processes wait for each other."""
-    found = _BIND.findall(text)
+    found = [match.group() for line in short_lines(text) for match in [_BIND.search(line)] if match]
     return f"the port is in use already: {found[-1].strip()}" if found else None
 
 
@@ -243,7 +246,7 @@ def silent_end(text: str, kills: Kills) -> str:
 
 
 def _last_error(text: str, kills: Kills) -> t.Optional[str]:
-    text = "\n".join(line for line in map(plain, text.splitlines()) if not _HARMLESS.search(line))
+    text = "\n".join(line for line in map(plain, short_lines(text)) if not _HARMLESS.search(line))
     for pattern, say in _CAUSES:
         matches = list(pattern.finditer(text))
         if matches:

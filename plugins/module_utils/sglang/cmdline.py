@@ -28,10 +28,10 @@ _INTERPRETER = re.compile(r"^python(\d+(\.\d+)*)?[a-z]*$")
 _VALUE_OPTIONS = ("X", "W")
 _WORKER = re.compile(
     r"^(?P<family>sglang|sgl_diffusion)::(?P<kind>[a-z]+(?:_[a-z]+)*)"
-    r"(?P<ranks>(?:_[A-Z]+(?:_[A-Z]+)*\d+)*)(?:[:_](?P<number>\d+))?$"
+    r"(?P<ranks>(?:_[A-Z]+(?:_[A-Z]+)*\d{1,9})*)(?:[:_](?P<number>\d{1,18}))?$"
 )
 _ROUTER = "router"
-_RANK = re.compile(r"_([A-Z]+(?:_[A-Z]+)*)(\d+)")
+_RANK = re.compile(r"_([A-Z]+(?:_[A-Z]+)*)(\d{1,9})")
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,11 @@ def launched_flags(
     argv: t.Sequence[str],
     read_config_text: t.Callable[[str], t.Optional[str]],
     options: t.Optional[OptionTable] = None,
+    cut: bool = False,
 ) -> t.Optional[LaunchedFlags]:
     """How this leader was started; None if the argv is no leader's.
+
+    ``cut``: it goes on behind what could be read. Since the last word wins, no flag is known then.
 
     ``read_config_text`` gives the text of a configuration file by the path on the command line, or None. ``options``
     are the installed
@@ -150,6 +153,8 @@ def launched_flags(
     words = server_arguments(argv)
     if words is None:
         return None
+    if cut:
+        return LaunchedFlags({}, {}, None, False, ("its command line is too long to be read whole: no flag is known",))
     table = options if options is not None else COMMON_OPTIONS
     problems: list[str] = []
     flags: dict[str, t.Any] = {}

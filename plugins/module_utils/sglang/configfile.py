@@ -16,11 +16,11 @@ try:
 except ImportError:
     yaml = None
 
-_LINE = re.compile(r"""^(?P<key>[A-Za-z][\w-]*|"[^"\\]+"|'[^'\\]+')\s*:(?:\s+(?P<value>\S.*?))?\s*$""")
-_ITEM = re.compile(r"^\s*-\s+(?P<value>\S.*?)\s*$")
-_COMMENT = re.compile(r"\s+#.*$")
+_LINE = re.compile(r"""^(?P<key>[A-Za-z][\w-]*|"[^"\\]+"|'[^'\\]+')\s*:(?:\s+(?P<value>\S.*))?$""")
+_ITEM = re.compile(r"^\s*-\s+(?P<value>\S.*)$")
+_COMMENT = re.compile(r"(?<!\s)\s+#.*$")  # bound to the first blank: else a row of them is read from each
 _WIDE = re.compile(r"(?<!\\)((?:\\\\)*)\\U([0-9a-fA-F]{8})")
-_INTEGER = re.compile(r"^[-+]?\d+$")
+_INTEGER = re.compile(r"^[-+]?\d{1,300}$")
 _FLOAT = re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]\d+)?$")
 _DEEPEST = 32
 _LONGEST_INTEGER_BITS = 1024
@@ -69,7 +69,7 @@ def read_subset(text: str) -> dict[str, t.Any]:
     rest."""
     result: dict[str, t.Any] = {}
     open_key: t.Optional[str] = None
-    for line in text.splitlines():
+    for line in map(str.rstrip, text.splitlines()):
         if not line.strip() or line.lstrip().startswith("#") or line.strip() == "---":
             continue
         item = _ITEM.match(line)
@@ -97,7 +97,7 @@ def _scalar(text: str) -> t.Any:
             try:
                 # The backslash pair before \U is kept; json knows no \U, so it becomes the character itself.
                 return json.loads(_WIDE.sub(lambda m: m.group(1) + chr(int(m.group(2), 16)), candidate))
-            except (ValueError, OverflowError):
+            except (ValueError, OverflowError, RecursionError):
                 continue
         raise NotUnderstood(text)
     plain = _COMMENT.sub("", text)
@@ -114,4 +114,6 @@ def _scalar(text: str) -> t.Any:
         return None
     if _INTEGER.match(plain):
         return int(plain)
+    if plain.lstrip("-+").isdecimal():
+        raise NotUnderstood("an integer of too many digits")
     return float(plain) if _FLOAT.match(plain) else plain

@@ -11,6 +11,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 MAX_STACK_LINES = 60
+MAX_LINE = 300
 _BUSY_PERCENT = 20
 _FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
 _MAIN = re.compile(r'^Thread .*"MainThread"')
@@ -114,7 +115,7 @@ def top_frames(stack: t.Sequence[str], count: int = 3) -> t.Optional[str]:
     kernel stack the innermost functions. None where there are none."""
     frames: list[str] = []
     for line in stack:
-        found = _FRAME.match(line)
+        found = _FRAME.match(line[:MAX_LINE])
         if found:
             place = os.path.basename(found.group("file")) + (f":{found.group('line')}" if found.group("line") else "")
             frames.append(f"{found.group('function')} ({place})")

@@ -46,10 +46,11 @@ ALIASES: t.Mapping[str, str] = {
 ours."""
 
 _FALSE = "false"
+_PORT = re.compile("[0-9]{1,5}")
 _DEEPEST = 32
 _NAME = re.compile(r"^[a-z][a-z0-9-]*$")
 _SI = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_NUMBER = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?$")
+_NUMBER = re.compile(r"^([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?$")
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,13 @@ def same_value(one: t.Any, other: t.Any) -> bool:
         return bool(meaning(one) == meaning(other))
     except RecursionError:
         return False  # too deep to be compared: nobody can say that they are alike
+
+
+def port_number(value: t.Any) -> t.Optional[int]:
+    """A port as anybody wrote it; None for what is none. `isdigit` is not enough: it takes a superscript two, and a
+    thousand digits, which no number can be made of."""
+    text = "" if isinstance(value, bool) else str(value)
+    return int(text) if _PORT.fullmatch(text) and 0 < int(text) < 65536 else None
 
 
 def meaning(value: t.Any) -> t.Any:

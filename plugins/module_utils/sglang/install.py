@@ -69,5 +69,5 @@ def _listed(path: str) -> list[str]:
 
 def version_tuple(version: t.Optional[str]) -> t.Optional[tuple[int, ...]]:
     """The leading numbers of a version: 0.5.12.post1 -> (0, 5, 12); None where there are none."""
-    numbers = re.match(r"\d+(?:\.\d+)*", version or "")
+    numbers = re.match(r"\d{1,9}(?:\.\d{1,9})*", version or "")
     return tuple(int(part) for part in numbers.group(0).split(".")) if numbers else None

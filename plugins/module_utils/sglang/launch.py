@@ -222,9 +222,10 @@ def _own_flags(request: LaunchRequest) -> dict[str, t.Any]:
 
 def _port(wanted: t.Mapping[str, t.Any]) -> int:
     port = wanted.get("port", 30000)
-    if isinstance(port, bool) or not str(port).isdigit() or not 0 < int(port) < 65536:
+    number = flag_tools.port_number(port)
+    if number is None:
         raise CleanSlateError(f"port is {port!r}; it must be a number from 1 to 65535")
-    return int(port)
+    return number
 
 
 def _environment(request: LaunchRequest) -> dict[str, str]:

@@ -13,6 +13,7 @@ import re
 import typing as t
 
 from ..plan_model import GIB, Learned
+from .phases import short_lines
 
 _GB = r"(\d{1,7}(?:\.\d{1,4})?) GB"
 _BEFORE = re.compile(rf"Load weight begin\. avail mem={_GB}")
@@ -28,6 +29,7 @@ def learned_from_log(text: str, source: str, same_weights: bool) -> Learned:
 
     ``same_weights``: whether that start had the model, the ranks, and the graph settings of the one that is planned.
     """
+    text = "\n".join(short_lines(text))
     start = _START.findall(text)
     graphs = [float(found) for found in _GRAPH.findall(text)]
     return Learned(
@@ -44,7 +46,7 @@ def learned_from_log(text: str, source: str, same_weights: bool) -> Learned:
 
 def host_pools_gb(text: str) -> tuple[float, ...]:
     """Each HiCache host pool that the log names, in GB (1e9) as the log counts there."""
-    return tuple(float(found) for found in _HOST_POOL.findall(text))
+    return tuple(float(found) for line in short_lines(text) for found in _HOST_POOL.findall(line))
 
 
 def _least(pattern: t.Pattern[str], text: str) -> t.Optional[int]:

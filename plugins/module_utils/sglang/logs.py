@@ -8,16 +8,17 @@ How far a start has come is phases.py's, why it failed causes.py's. SGLang's "GB
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import typing as t
 
 from .files import open_regular
-from .phases import plain, rank_of
+from .phases import plain, rank_of, short_lines
 
 _CAPTURE_END = re.compile(r"(?i)Capture .*?graph end\..*?avail mem=([\d.]+) GB")
 _AVAILABLE = re.compile(r"available_gpu_mem=([\d.]+) GB")
-_TOKENS = re.compile(r"max_total_num_tokens=(\d+)")
+_TOKENS = re.compile(r"max_total_num_tokens=(\d{1,15})(?!\d)")
 _MIB_PER_GB = 1024
 
 
@@ -48,13 +49,15 @@ def headroom_mib(text: str) -> t.Optional[int]:
     """GPU memory left after the start, in MiB, on the rank with the least: after the last graph capture, else as the
     scheduler reports it. None if the log doesn't say."""
     least: dict[str, float] = {}
-    for line in text.splitlines():
+    for line in short_lines(text):
         found = _CAPTURE_END.search(line) or _AVAILABLE.search(line)
         if found:
             try:
-                least[rank_of(line) or ""] = float(found.group(1))
+                figure = float(found.group(1))
             except ValueError:
                 continue
+            if math.isfinite(figure):
+                least[rank_of(line) or ""] = figure
     return int(min(least.values()) * _MIB_PER_GB) if least else None
 
 

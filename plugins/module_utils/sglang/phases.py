@@ -41,6 +41,10 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 _ID = re.compile(r"^(\d{8}T\d{6}Z)-")
 _QUARTER_HOUR_S = 900
 _LONGEST_LABEL = 60
+_LINE_HEAD, _LINE_TAIL = 1200, 300
+"""What is read of a line. A log holds whatever was asked of the server, and patterns take the square of a line's length
+where they don't fit: a line of a megabyte would be hours."""
+_LONGEST_NUMBER = 15
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,14 @@ def plain(line: str) -> str:
     return _COLOURS.sub("", line).rstrip()
 
 
+def short_lines(text: str) -> list[str]:
+    """The lines of a log, each cut to what is read of it. Progress bars end by a carriage return."""
+    return [
+        line if len(line) <= _LINE_HEAD + _LINE_TAIL else f"{line[:_LINE_HEAD]} [...] {line[-_LINE_TAIL:]}"
+        for line in re.split(r"[\r\n]+", text)
+    ]
+
+
 def without_time(line: str) -> str:
     """A line without its time stamp and ranks."""
     return _PREFIX.sub("", line).strip()
@@ -125,7 +137,7 @@ def progress(text: str, clock: t.Optional[Clock] = None) -> Progress:
     kinds: set[str] = set()
     first = last = None
     steps = 0
-    for line in re.split(r"[\r\n]+", _COLOURS.sub("", text)):
+    for line in short_lines(_COLOURS.sub("", text)):
         at = _time_of(line)
         last = last if at is None else at
         first = last if first is None else first
@@ -196,10 +208,11 @@ def _bar_of(line: str) -> t.Optional[_Bar]:
     found = _BAR.search(line) if "%" in line else None
     if found is None:
         return None
+    done, total = found.group("done"), found.group("total")
+    if len(done) > _LONGEST_NUMBER or len(total) > _LONGEST_NUMBER:
+        return None
     label = kind_of(found.group("label"))[:_LONGEST_LABEL]
-    return _Bar(
-        label, int(found.group("percent")), int(found.group("done")), int(found.group("total")), found.group("rate")
-    )
+    return _Bar(label, int(found.group("percent")), int(done), int(total), found.group("rate"))
 
 
 def _phase_of(shown: _Bar, begins: t.Mapping[str, t.Any]) -> str:

@@ -185,7 +185,7 @@ class Router:
             model_id=_text(row.get("model_id")),
             worker_type=_text(row.get("worker_type")),
             priority=priority if isinstance(priority, int) else None,
-            cost=float(cost) if isinstance(cost, (int, float)) else None,
+            cost=_figure(cost),
             job=self._job(row.get("job_status"), method, path),
         )
 
@@ -196,6 +196,13 @@ class Router:
         if not isinstance(kind, str) or not isinstance(status, str):
             raise self._malformed(method, path, "job_status has no job_type or status")
         return Job(kind, status, self._redactor.text(str(row.get("message") or ""))[:_SAID_LIMIT])
+
+
+def _figure(value: t.Any) -> t.Optional[float]:
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:  # JSON's whole numbers have no end
+        return None
 
 
 def _text(value: t.Any) -> t.Optional[str]:

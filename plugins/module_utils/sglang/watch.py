@@ -349,7 +349,7 @@ def from_data(data: t.Mapping[str, t.Any], launch_id: str, boot_id: t.Optional[s
         if data["version"] != _VERSION:
             raise ValueError(f"version {data['version']!r}")
         watch = _parsed(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CleanSlateError(
             f"watch is not what an earlier call of server_ready returned ({type(error).__name__}: {error})"
         ) from error
