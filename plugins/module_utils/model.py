@@ -151,6 +151,7 @@ class Process:
     rss_shmem_mib: t.Optional[int] = None
     kernel_thread: bool = False
     task_states: tuple[str, ...] = ()
+    argv_cut: bool = False  # its command line is longer than what was read of it
 
     @property
     def title(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.cleanslate.sglang.tests.faults import rows_clean, rows_evict
+from ansible_collections.cleanslate.sglang.tests.faults import rows_clean, rows_evict, rows_identity, rows_play
 from ansible_collections.cleanslate.sglang.tests.faults.model import (
     BYSTANDER_KILLED,
     ERROR,
@@ -19,7 +19,7 @@ from ansible_collections.cleanslate.sglang.tests.faults.model import (
     counts,
 )
 
-ROWS: tuple[Row, ...] = (*rows_evict.ROWS, *rows_clean.ROWS)
+ROWS: tuple[Row, ...] = (*rows_evict.ROWS, *rows_identity.ROWS, *rows_play.ROWS, *rows_clean.ROWS)
 MODULES = ("gpu_info", "gpu_evict", "clean_state", "drift")
 WORDS = {
     FALSE_CLEAN: "false cleans",

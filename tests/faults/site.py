@@ -69,6 +69,10 @@ class Site:
             assert ticks is not None, f"{name}: pid {pid} is gone"
             self._names[pid, ticks] = name
 
+    def named_pid(self, pid: int) -> bool:
+        """Whether this process has a name already."""
+        return (pid, self.ns.start_ticks(pid)) in self._names
+
     def arrives(self, name: str, pid: int) -> None:
         """A bystander that came during the run: it must live afterwards too."""
         ticks = self.ns.start_ticks(pid)
@@ -127,7 +131,8 @@ class Site:
 
     def module(
         self,
-        name: str,
+        module: str,
+        /,
         *,
         trace: bool = False,
         inject: t.Sequence[str] = (),
@@ -142,7 +147,7 @@ class Site:
         """One module between two looks. ``inject``: strace's injections, which hold up a system call. ``wrap``: words
         before the command. ``meanwhile``: runs beside it."""
         record = self.ns.directory / "trace"
-        argv = [*wrap, *module_argv(name, check=check)]
+        argv = [*wrap, *module_argv(module, check=check)]
         if trace or inject:
             argv = traced(argv, record)
             at = argv.index("-o")
@@ -210,7 +215,9 @@ class Site:
 
     def _died(self, before: set[Key], groups: t.Mapping[Key, int]) -> set[Key]:
         expected = (before | set(self._arrived)) - self._departed
-        return {key for key in expected - self.ns.living() if groups.get(key) not in self._restless}
+        gone = expected - self.ns.living()
+        # A group that could not be told belongs to one that was gone before it could be looked at.
+        return {key for key in gone if not self._restless or groups.get(key, 0) not in {*self._restless, -1}}
 
     def _stat(self, pid: int) -> tuple[str, int, int]:
         """(state, parent, group) of a process inside; parent -1 where it is gone."""

@@ -21,7 +21,7 @@ import sys
 import typing as t
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
+from ansible_collections.cleanslate.sglang.tests.harness import tree
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun, run_playbook
 
 NODE, CONTAINER, VMID = "pve1", "ct129", 129
@@ -238,9 +238,10 @@ class Scripted:
     def _collection(self) -> None:
         target = self.directory / "collections/ansible_collections/cleanslate/sglang"
         for name in ("roles", "plugins/filter", "plugins/plugin_utils", "plugins/module_utils", "meta"):
-            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(ROOT / "playbooks", target / "playbooks", ignore=shutil.ignore_patterns("collections"))
-        shutil.copy(ROOT / "galaxy.yml", target)
+            shutil.copytree(tree.root() / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        playbooks = tree.root() / "playbooks"
+        shutil.copytree(playbooks, target / "playbooks", ignore=shutil.ignore_patterns("collections"))
+        shutil.copy(tree.root() / "galaxy.yml", target)
         (target / "plugins/modules").mkdir()
         for name in MODULES:
             module = MODULE % {"name": name, "directory": str(self.directory)}

@@ -237,7 +237,7 @@ def _leader(
 ) -> Leader:
     """``network_of``: whose network namespace the wanted ports are in; None: ours."""
     reader = configs.reader(process) if with_config else (lambda path: None)
-    launched = launched_flags(process.argv, reader)
+    launched = launched_flags(process.argv, reader, cut=process.argv_cut)
     flags = launched.flags if launched else {}
     environment = procfs.read_environment(process.pid, options.proc) or {}
     complete = launched is not None and launched.complete

@@ -129,6 +129,7 @@ def read_process(pid: int, proc: str = "/proc") -> t.Optional[Process]:
         state=stat["state"],
         comm=stat["comm"],
         argv=parse_cmdline(cmdline) if cmdline else (),
+        argv_cut=cmdline is not None and len(cmdline) >= CMDLINE_LIMIT_BYTES,
         uid=_integer(status.get("Uid")),
         exe=_link(f"{base}/exe"),
         threads=threads,

@@ -46,7 +46,7 @@ def read_launched(process: Process, proc: str = "/proc") -> LaunchedServer:
         place = absolute(path)
         return None if place is None else read_ends(root + place)
 
-    flags = launched_flags(process.argv, read_config_text, options)
+    flags = launched_flags(process.argv, read_config_text, options, process.argv_cut)
     config = None if flags is None or flags.config_path is None else absolute(flags.config_path)
     mtime = None if config is None else _mtime(root + config)
     return LaunchedServer(environment, cwd, install, options, flags, python, mtime)

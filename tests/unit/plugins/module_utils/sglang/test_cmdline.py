@@ -165,3 +165,12 @@ def test_secrets_never_come_out(words: list[str]) -> None:
 
 def test_no_leader_has_no_flags() -> None:
     assert cmdline.launched_flags(["vim", "--port", "1"], lambda _path: None) is None
+
+
+def test_of_a_command_line_that_was_cut_no_flag_is_known() -> None:
+    """The last word wins, and it may stand behind what was read."""
+    argv = ("python3", "-m", "sglang.launch_server", "--port", "30000")
+    whole = cmdline.launched_flags(argv, lambda path: None)
+    cut = cmdline.launched_flags(argv, lambda path: None, cut=True)
+    assert whole is not None and (whole.flags, whole.complete) == ({"port": "30000"}, True)
+    assert cut is not None and (cut.flags, cut.complete) == ({}, False)
