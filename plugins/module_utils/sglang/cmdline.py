@@ -155,8 +155,6 @@ def launched_flags(
         return None
     if cut:
         return LaunchedFlags({}, {}, None, False, ("its command line is too long to be read whole: no flag is known",))
-    if cut:
-        return LaunchedFlags({}, {}, None, False, ("its command line is too long to be read whole: no flag is known",))
     table = options if options is not None else COMMON_OPTIONS
     problems: list[str] = []
     flags: dict[str, t.Any] = {}
