@@ -395,14 +395,13 @@ def answers_requests(units: t.Any, host: str, server: str) -> bool:
 
 
 def spread_problems(plan_: Result, variables: t.Mapping[str, t.Any]) -> list[str]:
-    """Servers over several hosts: their nodes must go and come together, which is not done here."""
-    rows = [row for batch in items(plan_, "batches") for row in batch]
-    spread = [row for row in rows if variables[row["host"]]["rollout_seen"][row["server"]]["nodes"] > 1]
+    """Servers over several hosts whose other hosts are not known: changed alone, they would never serve."""
+    rows = [row for batch in items(plan_, "batches") for row in batch if not row.get("unit")]
+    alone = [row for row in rows if variables[row["host"]]["rollout_seen"][row["server"]]["nodes"] > 1]
     return [
-        f"{row['host']}: server '{row['server']}' is spread over several hosts (nnodes), and a rollout changes servers "
-        "of one host only; relaunch it by hand, and leave it out here: "
-        f"-e rollout_except={row['host']}/{row['server']}"
-        for row in spread
+        f"{row['host']}: server '{row['server']}' is spread over several hosts (nnodes), and its other hosts are not "
+        f"known; leave it out: -e rollout_except={row['host']}/{row['server']}"
+        for row in alone
     ]
 
 

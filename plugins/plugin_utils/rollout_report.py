@@ -81,7 +81,7 @@ def _state(results: Result, wanted: Result, second: Result, serves: bool) -> str
         return AS_WANTED
     step = mapping(results, "next").get("step")
     if second:
-        return ROLLED_BACK if mapping(second, "verify").get("ready") is True else BACK_FAILED
+        return ROLLED_BACK if _came_back(second) else BACK_FAILED
     if serves and step in (None, "nothing"):
         return CHANGED
     if step in ("stop", "leave"):
@@ -90,10 +90,15 @@ def _state(results: Result, wanted: Result, second: Result, serves: bool) -> str
     return FAILED if touched else UNTOUCHED
 
 
+def _came_back(second: Result) -> bool:
+    """Whether going back went well; of a server over several hosts one of them may be proved while the whole is not."""
+    return mapping(second, "verify").get("ready") is True and not second.get("message")
+
+
 def _serving(results: Result, wanted: Result, second: Result) -> t.Optional[bool]:
     """Whether it serves now, whatever its configuration; None: that is not known."""
     last = mapping(second or wanted, "verify")
-    if ran(last) and last.get("ready") is True:
+    if ran(last) and last.get("ready") is True and (not second or _came_back(second)):
         return True
     if mapping(results, "stopped") or (second and mapping(second, "next").get("step") == "stop"):
         return False

@@ -289,7 +289,7 @@ def test_requests_are_sent_to_node_0_alone() -> None:
 
 
 @pytest.mark.parametrize(("key", "value", "nodes"), [("nnodes", 2, 2), ("--nnodes", "4", 4), ("tp_size", 2, 1)])
-def test_servers_over_several_hosts_are_refused(key: str, value: t.Any, nodes: int) -> None:
+def test_a_node_whose_other_hosts_are_not_known_is_refused(key: str, value: t.Any, nodes: int) -> None:
     assert rollout.nodes_of({"flags": {key: value}}) == nodes
     made = rollout.plan(fleet(1), {})
     variables = {"h01": {"rollout_seen": {"chat": {"nodes": nodes}}}}
@@ -298,6 +298,9 @@ def test_servers_over_several_hosts_are_refused(key: str, value: t.Any, nodes: i
     assert not problems or "h01: server 'chat' is spread over several hosts" in problems[0]
     done = rollout.plan(fleet(1, done=True), {})
     assert rollout.spread_problems(done, variables) == []
+    whole = rollout.plan([big("h01", "h02", server="chat")], {})
+    variables["h02"] = variables["h01"]
+    assert rollout.spread_problems(whole, variables) == []
 
 
 # --- what is left to do -----------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def test_one_that_is_changed() -> None:
     [
         ({"first": FIRST, "second": PATH, "next": {"step": "rollback"}}, "rolled back", True),
         ({"first": FIRST, "second": FIRST, "next": {"step": "rollback"}}, "rollback failed", False),
+        ({"first": FIRST, "second": {**PATH, "message": "no"}, "next": {"step": "x"}}, "rollback failed", None),
         ({"first": FIRST, "second": {"next": {"step": "stop"}}, "next": {"step": "x"}}, "rollback failed", False),
         ({"first": FIRST, "next": {"step": "stop"}, "stopped": {"clean": {}}}, "stopped", False),
         ({"first": FIRST, "next": {"step": "leave"}}, "left as it is", False),
