@@ -31,7 +31,7 @@ from ansible_collections.cleanslate.sglang.tests.integration_ns.scripted import 
     planned,
 )
 
-RUN_DEADLINE_S = 240
+RUN_DEADLINE_S = 480
 OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "1" * 64
 ADDRESS = "192.0.2.1:5000"
 FIRST = "20260131T000000Z-0001"

@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.tests.integration_ns.spreading import FIRST, NEW, Spread, errors
 
-pytestmark = [pytest.mark.ns, pytest.mark.slow]
+pytestmark = [pytest.mark.ns, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture

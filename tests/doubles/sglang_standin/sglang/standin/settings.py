@@ -43,6 +43,7 @@ class Settings:
     orphan: bool = False
     unreaped: bool = False
     listeners: bool = True
+    meets: bool = False
     more_info: str = ""
 
     @property

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 
 from sglang.srt.server_args import ServerArgs
-from sglang.standin import failures, holding
+from sglang.standin import failures, holding, meeting
 from sglang.standin.log import log, set_prefix
 from sglang.standin.settings import Settings, read_settings
 from sglang.standin.title import die_with_parent, set_title
@@ -96,6 +96,8 @@ def _load(args: ServerArgs, rank: Rank, settings: Settings) -> str | None:
     log("Init torch distributed begin.")
     if settings.listeners:
         holding.listen_like_torch(rank.number == 0, args.nccl_port)
+    if settings.meets and args.nnodes > 1 and rank.tp_rank % (args.tp_size // args.nnodes) == 0:
+        meeting.meet(str(args.dist_init_addr), args.node_rank, args.nnodes)
     total_gb, left_gb = settings.total_gpu_mem_gb, settings.available_gpu_mem_gb
     log(f"Load weight begin. avail mem={total_gb - 0.69:.2f} GB")
     holding.visit_devices(settings.device_paths)
