@@ -18,16 +18,11 @@ import re
 import typing as t
 from dataclasses import dataclass, replace
 
+from ..sentinels import Sentinel
 from .argtypes import BUILTIN_TYPES, KNOWN_FUNCTIONS
 from .sources import Evaluator, Module, NotKnown, Package, Scope, function_scope, name_of
 
-
-class _NotGiven:
-    def __repr__(self) -> str:
-        return "NOT_KNOWN"
-
-
-NOT_KNOWN: t.Any = _NotGiven()
+NOT_KNOWN: t.Any = Sentinel("NOT_KNOWN", __name__)
 """A default that the source doesn't give as a literal."""
 
 _BARE_ACTIONS = ("store_true", "store_false", "store_const", "help", "version")

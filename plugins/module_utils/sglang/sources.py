@@ -18,6 +18,7 @@ import re
 import typing as t
 from dataclasses import dataclass, field
 
+from ..sentinels import Sentinel
 from .files import open_regular
 
 MAX_SOURCE_BYTES = 4 * 1024 * 1024
@@ -29,7 +30,7 @@ _COMMENT = re.compile(r"#.*")
 _COLLECTIONS = ("list", "tuple", "set", "frozenset", "sorted")
 _ADDERS = ("add", "append", "extend", "update")
 
-UNKNOWN: t.Any = object()
+UNKNOWN: t.Any = Sentinel("UNKNOWN", __name__)
 """A value in a dictionary that is not known; its key is."""
 
 

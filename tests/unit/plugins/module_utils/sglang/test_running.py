@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import typing as t
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.cmdline import launched_flags
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import MASK
@@ -153,15 +155,19 @@ def test_an_ignored_configuration_in_one_word_is_noted() -> None:
         (Option(("no-x",), values="none", nargs=0, action="store_false", dest="x"), {"no-x": True}, {"x": True}, 1, 0),
         (Option(("x",), values="optional", nargs="?", const="on"), {"x": True}, {"x": "on"}, 0, 0),
         (Option(("x",), values="optional", nargs="?"), {"x": True}, {"x": "on"}, 0, 0),
+        (Option(("old",), nargs=0, action="DeprecatedStoreTrueAction", dest="new"), {"old": True}, {"new": 3}, 0, 0),
         (Option(("old",), action="DeprecatedAliasStoreAction", dest="new"), {"old": 1}, {"new": {"a": 1}}, 0, 1),
         (Option(("x",)), {"x": 1}, {}, 0, 0),
     ],
 )
+@pytest.mark.parametrize("sent", [False, True], ids=["read here", "sent by a process below"])
 def test_an_option_is_found_by_the_field_that_it_sets(
-    option: Option, flags: dict[str, t.Any], info: dict[str, t.Any], failures: int, notes: int
+    option: Option, flags: dict[str, t.Any], info: dict[str, t.Any], failures: int, notes: int, sent: bool
 ) -> None:
-    result = judge_flags(flags, RunningFlags(None, OptionTable([option], "test")), info)
+    table = OptionTable([option], "test")
+    result = judge_flags(flags, RunningFlags(None, pickle.loads(pickle.dumps(table)) if sent else table), info)
     assert (len(result.differences), len(result.resolved)) == (failures, notes)
+    json.dumps(to_json(result))  # no value of our own is left in it
 
 
 def test_the_table_has_no_name_that_keeps_what_it_is_given() -> None:
