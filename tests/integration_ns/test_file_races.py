@@ -113,6 +113,7 @@ def test_a_record_is_never_written_through_a_link(tmp_path: Path) -> None:
         os.rename(folder, away)
         try:
             folder.symlink_to(outside)
+            time.sleep(0.002)
             folder.unlink()
         finally:
             os.rename(away, folder)

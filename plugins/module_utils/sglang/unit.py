@@ -19,7 +19,7 @@ from ..errors import CleanSlateError
 
 Value = t.Union[str, int, float, bool, t.Sequence[t.Union[str, int]]]
 
-_UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@-]{1,200}\.service")
+_UNIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:_.@-]{0,199}\.service")  # no "-" first: that would be an option
 _SECTION = re.compile(r"[A-Z][A-Za-z]*")
 _KEY = re.compile(r"[A-Z][A-Za-z0-9]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
