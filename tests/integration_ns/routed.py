@@ -77,10 +77,10 @@ class Load:
         before = self.answered()
         wait_for("more answers", lambda: self.answered() >= before + more, 60)
 
-    def end(self) -> dict[str, t.Any]:
+    def end(self, deadline_s: float = 120) -> dict[str, t.Any]:
         """Let everybody finish what has begun, and read the report."""
         self.ns.run(["kill", "-TERM", str(self.process.pid)], 10).check()
-        wait_for("the clients have ended", Path(f"{self.path}.done").exists, 120)
+        wait_for("the clients have ended", Path(f"{self.path}.done").exists, deadline_s)
         return self.report()
 
 
