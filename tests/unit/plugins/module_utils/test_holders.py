@@ -105,3 +105,26 @@ def test_the_rule_is_compared_with_the_drivers_list(
     uses: list[DeviceUse], listed: list[int], rule: bool | None
 ) -> None:
     assert find(uses, listed).rule_holds is rule
+
+
+def test_a_holder_whose_files_cannot_all_be_read_stays_one() -> None:
+    """What was seen is evidence enough; only a guess becomes a suspicion."""
+    for found in (find([holds(10)], unreadable=[10]), find([visits(10)], [10], unreadable=[10])):
+        assert pids(found) == ([10], [], [])
+        assert killable(found.holders[0])
+
+
+def test_the_evidence_says_what_was_seen_and_no_more() -> None:
+    assert find([], [10]).suspects[0].evidence == ("listed by the driver, but the device is not open here",)
+    simulated = find([], [10], simulated=True)
+    assert simulated.holders[0].evidence == ("listed by the simulated driver",)
+    assert not killable(simulated.holders[0])
+    both = find([visits(10)], [10]).holders[0].evidence
+    assert both[0] == "listed by the driver with the device open"
+    assert not any("not open here" in words or "simulated" in words for words in both)
+    assert find([], gpu=gpu(3)).gpu_index == 3
+
+
+def test_a_unit_s_protection_reaches_its_processes() -> None:
+    assert find([holds(10)], protect=["x.service"], units={10: "x.service"}).holders[0].protected is not None
+    assert find([holds(10)], protect=["x.service"], units={11: "x.service"}).holders[0].protected is None

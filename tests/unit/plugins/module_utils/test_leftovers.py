@@ -57,6 +57,11 @@ def test_a_stamped_file_of_a_dead_creator_is_one(name: str) -> None:
     assert "pid 7" in judged.why
 
 
+def test_of_many_users_five_are_named() -> None:
+    assert judge(stamped(mapped_by=(1, 2, 3, 4, 5))).why == "in use by pid 1, 2, 3, 4, 5"
+    assert judge(stamped(mapped_by=(1, 2, 3, 4), opened_by=(4, 5, 6))).why == "in use by pid 1, 2, 3, 4, 5 and 1 more"
+
+
 @pytest.mark.parametrize("name", ["sglang_loads_0a_1b.shm", "nccl-AbCdEf", "sglang_host_pool_x.mmap"])
 def test_an_unstamped_file_of_the_servers_user_that_is_older_than_the_death_goes(name: str) -> None:
     assert judge(shm_file(name)).removable

@@ -460,3 +460,17 @@ def test_a_server_order_never_reaches_a_server_that_was_not_asked_for(world: tup
     nearest = nearest_leaders(seen)
     for target in selection.members:
         assert nearest.get(target.process.pid) in {None, *asked}
+
+
+def test_memory_keeps_whom_it_saw_with_the_first_reason_and_each_leader_once() -> None:
+    seen = two_servers()
+    selection = select(seen, Request(scope="sglang"))
+    assert selection.leaders and selection.members
+    memory = Memory().with_selection(selection)
+    assert memory.members == {target.process.key: target.why[0] for target in selection.members}
+    assert memory.leaders == tuple(target.process for target in selection.leaders)
+    again = memory.with_selection(selection)
+    assert again == memory
+    fewer = Selection(leaders=selection.leaders[:1])
+    assert Memory().with_selection(fewer).with_selection(selection).leaders[:1] == memory.leaders[:1]
+    assert set(Memory().with_selection(fewer).with_selection(selection).leaders) == set(memory.leaders)
