@@ -9,17 +9,30 @@ import typing as t
 
 from ..model import Process
 
+Children = t.Mapping[int, t.Sequence[int]]
 
-def descendants(pid: int, processes: t.Mapping[int, Process]) -> list[int]:
-    """All pids below ``pid`` by parent links."""
+
+def children_of(processes: t.Mapping[int, Process]) -> Children:
+    """The pids of each parent's children. For many questions about the same processes: made once, not for each."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process.pid)
-    result: list[int] = []
-    queue = list(children.get(pid, ()))
+    return children
+
+
+def descendants(
+    pid: int, processes: t.Mapping[int, Process], children: t.Optional[Children] = None
+) -> list[int]:
+    """All pids below ``pid`` by parent links. ``children``: those of ``processes``, where they were looked up before.
+
+    A fork storm has thousands: nobody is looked for in a list here.
+    """
+    below = children_of(processes) if children is None else children
+    found: dict[int, None] = {}
+    queue = list(below.get(pid, ()))
     while queue:
         current = queue.pop()
-        if current not in result and current != pid:
-            result.append(current)
-            queue.extend(children.get(current, ()))
-    return result
+        if current not in found and current != pid:
+            found[current] = None
+            queue.extend(below.get(current, ()))
+    return list(found)

@@ -21,7 +21,7 @@ from ..sglang.cmdline import worker_role
 from ..snapshot import Leader, Snapshot
 from .guests import elsewhere, place_of
 from .holders import killable
-from .kinship import descendants
+from .kinship import children_of, descendants
 from .ports import program_of
 from .protected import protected_why
 from .visible import given_gpus
@@ -309,8 +309,9 @@ def _members(
         if process is not None and process.key == key:
             add(process, why)
             roots.append((process.pid, "member"))
+    children = children_of(processes)
     for pid, part in roots:
-        for child in descendants(pid, snapshot.processes):
+        for child in descendants(pid, processes, children):
             add(snapshot.processes[child], f"descends from {part} {pid}")
     for leader in leaders:
         _add_own_cgroup(snapshot, leader, add)
