@@ -27,7 +27,7 @@ def test_a_circle_comes_to_an_end() -> None:
 def test_a_fork_storm_does_not_take_its_square(step: int) -> None:
     """Children of one process, and pairs of them; in the second look each one of them is known already."""
     server = process(10, LEADER)
-    storm = [process(100 + n, ppid=99 + n if step and n % 2 else 10) for n in range(20_000)]
+    storm = [process(10_000 + n, ppid=9_999 + n if step and n % 2 else 10) for n in range(20_000)]
     seen = snapshot(server, *storm, gpus=[gpu(0)], leaders=[leader(server)])
     request = Request(port=30000)
     with limited(15):
