@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
-from ansible_collections.cleanslate.sglang.tests.integration_ns.rolling import KEY, NEW, OLD, Fleet, shown
+from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
+from ansible_collections.cleanslate.sglang.tests.integration_ns.rolling import KEY, NEW, OLD, Fleet, killed, shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # up to three whole runs in one test
 
@@ -142,17 +143,18 @@ def test_what_is_no_rollout_is_refused_before_any_host_is_asked(fleet: Fleet) ->
     assert fleet.rows() == []
 
 
-def test_servers_over_several_hosts_and_names_of_nobody_are_refused(fleet: Fleet) -> None:
-    flags = {"model_path": str(fleet.directory), "nnodes": 2, "dist_init_addr": "192.0.2.9:5000"}
-    fleet.entries["gpu02/chat"] = {"flags": flags}
+def test_names_of_nobody_and_servers_that_are_not_whole_are_refused(fleet: Fleet) -> None:
     error = last_error(fleet.roll(rollout_except="gpu09/chat"))
     assert "rollout_except names gpu09/chat" in error
-    error = last_error(fleet.roll())
-    assert "gpu02: server 'chat' is spread over several hosts" in error
     assert "Nothing was touched" in error
-    assert untouched(fleet)
     run = fleet.roll(check=True, rollout_except="gpu02/chat", rollout_canary="gpu03/chat").check()
     assert "Left out: gpu02/chat" in shown(run, "Show the batches")
+    flags = {"model_path": str(fleet.directory), "nnodes": 2, "node_rank": 0, "dist_init_addr": "192.0.2.9:5000"}
+    fleet.entries["gpu02/chat"] = {"flags": flags}
+    error = last_error(fleet.roll())
+    assert "has node rank 1" in error
+    assert "Nothing was touched" in error
+    assert untouched(fleet)
 
 
 # --- the stop rule ----------------------------------------------------------------------------------------------------
@@ -228,6 +230,28 @@ def test_a_limited_run_fails_as_well_and_tells_of_its_hosts(fleet: Fleet) -> Non
     assert fleet.touched() == ["gpu02/chat", "gpu02/chat"]
 
 
+def test_what_fails_for_all_hosts_beside_their_servers_is_reported(fleet: Fleet, tmp_path: Path) -> None:
+    """A task for all of them fails between two batches: no host is left in the play, and all of it is still told."""
+    needed = tmp_path / "leave_healthy"
+    needed.write_text("1")
+    for host in THREE:
+        fleet.host_variables[host]["router_leave_healthy"] = f"{{{{ lookup('ansible.builtin.file', '{needed}') }}}}"
+    fleet.fault("gpu01/chat", loses=str(needed))
+    run = fleet.roll(rollout_ramp="1", rollout_report_dir=str(tmp_path / "kept"))
+    error = last_error(run)
+    assert "the rollout stopped before batch 2 of 3: it broke off on gpu01: " in error, error
+    assert "leave_healthy" in error and "gpu02, gpu03: a task for all hosts failed" in error, error
+    assert "not begun: gpu02/chat, gpu03/chat; 1 changed" in error, error
+    assert "Rollout STOPPED: 1 changed, 2 not begun" in shown(run, "Show the report")
+    report = report_of(tmp_path / "kept")
+    assert (report["verdict"], report["begun"], len(report["broken"])) == ("stopped", 1, 2)
+    assert fleet.touched() == ["gpu01/chat"]
+    needed.write_text("1")
+    fleet.mended()
+    fleet.roll().check()
+    assert fleet.touched() == ["gpu02/chat", "gpu03/chat"]
+
+
 # --- routers ----------------------------------------------------------------------------------------------------------
 
 
@@ -298,3 +322,113 @@ def test_a_router_that_can_not_be_asked_ends_the_run_before_anything_is_touched(
     assert "router east does not answer" in run.stdout
     assert fleet.story() == []
     assert untouched(fleet)
+
+
+# --- servers over several hosts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Fleet:
+    """big is one server over gpu01 and gpu02, where it is the second of two."""
+    fleet = Fleet(tmp_path, {"gpu01": ["big"], "gpu02": ["embed", "big"], "gpu03": ["chat"]})
+    fleet.spread("big")
+    return fleet
+
+
+BIG = ["gpu01/big", "gpu02/big"]
+
+
+def test_a_server_over_several_hosts_is_one_of_its_batch(wide: Fleet, tmp_path: Path) -> None:
+    """Named by any member; stopped, started and proved together; only its first node is in the routers."""
+    wide.behind_a_router()
+    shown_plan = shown(wide.roll(check=True, rollout_ramp="1", rollout_canary="gpu02/big").check(), "Show the batches")
+    assert "3 servers in 3 batches" in shown_plan
+    assert "One server: big over gpu01, gpu02" in shown_plan
+    run = wide.roll(rollout_ramp="1,2", rollout_canary="gpu02/big", rollout_report_dir=str(tmp_path / "kept")).check()
+    story = wide.story()
+    assert story[:3] == ["out gpu01/big", "evict gpu01/big", "evict gpu02/big"]
+    assert sorted(story[3:5]) == ["start gpu01/big", "start gpu02/big"]
+    assert story[5] == "back gpu01/big"
+    assert not [step for step in story if step.split()[0] in ("out", "back") and step.endswith("gpu02/big")]
+    assert {step.split()[1] for step in story[6:]} == {"gpu02/embed", "gpu03/chat"}
+    assert set(wide.configurations().values()) == {"new"}
+    assert "Rollout DONE: 3 changed" in shown(run, "Show the report")
+    report = report_of(tmp_path / "kept")
+    assert [row["unit"] for row in report["servers"]] == ["big over gpu01, gpu02"] * 2 + [None] * 2
+    assert [row["batch"] for row in report["servers"]] == [1, 1, 2, 2]
+    assert wide.roll().check() and untouched(wide)
+
+
+def test_members_come_together_where_their_hosts_have_other_servers_in_the_batch(wide: Fleet) -> None:
+    wide.roll(rollout_ramp="100%").check()
+    touched = wide.touched()
+    assert sorted(touched) == sorted(wide.units())
+    # Both nodes before either is started.
+    assert max(map(wide.story().index, map("evict {}".format, BIG))) < min(
+        map(wide.story().index, map("start {}".format, BIG))
+    )
+    assert set(wide.configurations().values()) == {"new"}
+
+
+@pytest.mark.parametrize("failed", BIG)
+def test_where_one_node_fails_all_are_rolled_back_and_the_next_run_goes_on(
+    wide: Fleet, tmp_path: Path, failed: str
+) -> None:
+    wide.fault(failed, proof="failed")
+    run = wide.roll(rollout_ramp="1", rollout_report_dir=str(tmp_path / "kept"))
+    error = last_error(run)
+    assert "gpu01/big, gpu02/big (rolled back): " in error, error
+    assert "it does not serve (failed)" in error
+    assert "not begun: gpu02/embed, gpu03/chat; 0 changed" in error
+    assert sorted(wide.started()) == sorted([*BIG, *(f"{node} again" for node in BIG)])
+    assert wide.configurations() == dict.fromkeys(wide.units(), "old")
+    assert {state for unit, state in states(report_of(tmp_path / "kept")).items() if unit in BIG} == {"rolled back"}
+    wide.mended()
+    wide.roll().check()
+    assert wide.touched()[:2] == BIG
+    assert set(wide.configurations().values()) == {"new"}
+
+
+def test_no_node_is_rolled_back_where_another_one_does_not_serve(wide: Fleet, tmp_path: Path) -> None:
+    wide.fault("gpu02/big", proof="failed", old_proof="failed")
+    error = last_error(wide.roll(rollout_ramp="1", rollout_report_dir=str(tmp_path / "kept")))
+    assert "(rollback failed)" in error and "(rolled back)" not in error, error
+    assert "not begun: gpu02/embed, gpu03/chat" in error
+    rows = {row["host"]: row for row in report_of(tmp_path / "kept")["servers"] if row["server"] == "big"}
+    assert {row["state"] for row in rows.values()} == {"rollback failed"}
+    assert not any(row["serving"] for row in rows.values())
+
+
+@pytest.mark.parametrize("step", ["evict", "launch"])
+def test_a_node_that_is_lost_stops_the_ramp(wide: Fleet, tmp_path: Path, step: str) -> None:
+    wide.fault("gpu02/big", down=step)
+    error = last_error(wide.roll(rollout_ramp="1", rollout_report_dir=str(tmp_path / "kept")))
+    assert "gpu02/big" in error and "not begun: gpu02/embed, gpu03/chat" in error, error
+    told = states(report_of(tmp_path / "kept"))
+    assert {told[node] for node in BIG} <= {"failed", "stopped", "left as it is"}, told
+    assert set(wide.touched()) == set(BIG)
+    wide.mended()
+    wide.roll().check()
+    assert set(wide.configurations().values()) == {"new"}
+
+
+def test_what_is_left_out_by_one_node_is_left_out_as_a_whole(wide: Fleet) -> None:
+    wide.roll(rollout_except="gpu02/big", rollout_ramp="100%").check()
+    assert sorted(wide.touched()) == ["gpu02/embed", "gpu03/chat"]
+    error = last_error(wide.roll(rollout_except="gpu01/big", rollout_canary="gpu02/big"))
+    assert "rollout_canary gpu02/big is left out by rollout_except" in error
+
+
+def test_a_killed_controller_between_two_nodes(wide: Fleet) -> None:
+    """One is evicted, nothing is started: the next run begins with all of them."""
+    wide.fault("gpu02/big", evict_s=60)
+    controller = wide.begin("1")
+    try:
+        wait_for("the first node is evicted", lambda: not wide.state("gpu01/big")["serving"], 200)
+    finally:
+        killed(controller)
+    assert wide.configurations() == {**dict.fromkeys(wide.units(), "old"), "gpu01/big": "old!"}
+    wide.mended()
+    wide.roll(rollout_ramp="1").check()
+    assert wide.touched()[:2] == BIG
+    assert set(wide.configurations().values()) == {"new"}
