@@ -19,7 +19,13 @@ from ansible_collections.cleanslate.sglang.tests.faults.model import (
     counts,
 )
 
-ROWS: tuple[Row, ...] = (*rows_evict.ROWS, *rows_identity.ROWS, *rows_play.ROWS, *rows_clean.ROWS)
+ROWS: tuple[Row, ...] = (
+    *rows_evict.ROWS,
+    *rows_identity.ROWS,
+    *rows_play.ROWS,
+    *rows_clean.ROWS,
+    *rows_play.PLAYBOOKS,
+)
 MODULES = ("gpu_info", "gpu_evict", "clean_state", "drift")
 WORDS = {
     FALSE_CLEAN: "false cleans",

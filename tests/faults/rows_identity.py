@@ -501,7 +501,7 @@ ROWS = (
     Row(
         "evict-crowd", "5,000 processes with 50 open files each", "gpu_evict", ("evicted",), crowd,
         (Patch(SPAWN, "FETCH_LIMIT_BYTES = 256 * 2**20", "FETCH_LIMIT_BYTES = 2**18"),), may_die=("server",),
-        bound_s=150, quick=False,
+        bound_s=240, quick=False,
     ),
     Row(
         "evict-no-permission", "root without the right to look into others", "gpu_evict", ("unknown",), may_not_look,

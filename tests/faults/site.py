@@ -69,10 +69,6 @@ class Site:
             assert ticks is not None, f"{name}: pid {pid} is gone"
             self._names[pid, ticks] = name
 
-    def named_pid(self, pid: int) -> bool:
-        """Whether this process has a name already."""
-        return (pid, self.ns.start_ticks(pid)) in self._names
-
     def arrives(self, name: str, pid: int) -> None:
         """A bystander that came during the run: it must live afterwards too."""
         ticks = self.ns.start_ticks(pid)

@@ -13,7 +13,11 @@ from ansible_collections.cleanslate.sglang.tests.faults import matrix, runner
 from ansible_collections.cleanslate.sglang.tests.faults.model import Row
 from ansible_collections.cleanslate.sglang.tests.harness.trace import strace_missing
 
-pytestmark = [pytest.mark.ns, pytest.mark.skipif(strace_missing() is not None, reason="strace is not installed")]
+pytestmark = [
+    pytest.mark.ns,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(strace_missing() is not None, reason="strace is not installed"),
+]
 
 
 @pytest.mark.parametrize("row", matrix.of_modules(), ids=lambda row: row.id)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing as t
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,9 @@ from ansible_collections.cleanslate.sglang.tests.faults.model import (
     judge_proof,
 )
 from ansible_collections.cleanslate.sglang.tests.faults.patches import DoesNotApply, Patch, patched
+from ansible_collections.cleanslate.sglang.tests.harness import tree
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
+from ansible_collections.cleanslate.sglang.tests.harness.modules import module_env
 
 ROW = Row(
     "row", "a fault", "gpu_evict", ("evicted",), lambda site: None, (), codes=("seen",), may_die=("server",), bound_s=10
@@ -94,6 +97,16 @@ def test_a_patch_fits_exactly_once() -> None:
     for text in ("ac", "abcb"):
         with pytest.raises(DoesNotApply):
             patched(text, patch)
+
+
+def test_a_copy_is_run_instead_of_the_checkout_and_only_for_a_while(tmp_path: Path) -> None:
+    copy = tree.copy_tree(tmp_path)
+    with tree.using(copy):
+        assert tree.root() == copy and tree.collections() == tmp_path
+        (found,) = module_env()["PYTHONPATH"].split(":")
+        assert Path(found, "ansible_collections/cleanslate/sglang/plugins/modules/gpu_evict.py").is_file()
+    assert (tree.root(), tree.collections()) == (ROOT, ROOT / ".collections")
+    assert not list(copy.rglob("collections")), "Ansible would find the checkout beside the copy's playbooks"
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
