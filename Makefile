@@ -7,7 +7,7 @@ PYTHON ?= python3
 RUN = $(PYTHON) tests/tools/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine system gates unit test full lab oracle ee demo clean clean-cache
+.PHONY: help venv engine system gates unit test full lab oracle mutation ee demo clean clean-cache
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ oracle: ## our reading of SGLang's options against the parsers of its wheels 0.5
 ee: ## the context of an execution environment, in build/ee (see docs/scale.md)
 	@$(PYTHON) scripts/bootstrap.py newest-venv
 	@"$$($(PYTHON) scripts/bootstrap.py venv-dir)/bin/python" tests/tools/execution_environment.py make
+
+mutation: venv ## which changes of a decision no test would see (hours; MODULES="leftovers holders" for some)
+	@nice $(PYTHON) tests/tools/mutation.py --show $(MODULES)
 
 gates: venv ## sanity, lint, types, docs, changelog, build and install
 	@$(RUN) gates

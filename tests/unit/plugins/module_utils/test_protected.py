@@ -55,3 +55,9 @@ def test_words_that_mean_somebody_else(word: str) -> None:
 def test_program_name() -> None:
     assert program_name(process(7, exe="/usr/bin/vim (deleted)")) == "vim"
     assert program_name(process(7, exe=None, comm="anything")) == "anything"
+
+
+def test_a_process_without_a_command_line_is_judged_by_its_program() -> None:
+    nameless = process(30, (), exe="/usr/bin/x")
+    assert protected_why(nameless, (), ("y",), {}) is None
+    assert protected_why(nameless, (), ("x",), {}) is not None
