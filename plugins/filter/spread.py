@@ -46,11 +46,11 @@ def spread_next(hostvars: HostVars, unit: t.Mapping[str, t.Any], host: str, path
     return together.next_steps(plain_value(unit), rows)[host]
 
 
-def spread_start(hostvars: HostVars, unit: t.Mapping[str, t.Any], wanted: str = "") -> JSON:
+def spread_start(hostvars: HostVars, unit: t.Mapping[str, t.Any], wanted: str = "", not_run: str = "") -> JSON:
     """The launches to go back to, one per host, that were proved together."""
     rows = _facts(hostvars, unit, {"launches": "spread_launches"})
     launches = {host: (row.get("launches") or {}).get(unit["server"]) or [] for host, row in rows.items()}
-    return together.choose_start(plain_value(unit), launches, wanted)
+    return together.choose_start(plain_value(unit), launches, wanted, not_run)
 
 
 def spread_trials(hostvars: HostVars, unit: t.Mapping[str, t.Any]) -> JSON:

@@ -99,15 +99,17 @@ def starts_of(launches: t.Any) -> dict[Start, Result]:
     return found
 
 
-def choose_start(unit: Result, launches: t.Mapping[str, t.Any], wanted: str = "") -> JSON:
+def choose_start(unit: Result, launches: t.Mapping[str, t.Any], wanted: str = "", not_run: str = "") -> JSON:
     """The launches to go back to, one per host, that were proved together: {"launches": {host: id}, "problem": ''}.
 
     ``launches``: the kept launches of each host, the newest first. ``wanted``: an id of one of them, last_good, or '',
-    auto and previous for the last proved start that is not the current one.
+    auto and previous for the last proved start that is not the current one. ``not_run``: a run whose starts don't
+    count, since one of them has just failed.
     """
     hosts = [str(host) for host in items(unit, "hosts")]
     found = {host: starts_of(launches.get(host)) for host in hosts}
     whole = [start for start in found[hosts[0]] if all(start in found[host] for host in hosts)] if hosts else []
+    whole = [start for start in whole if not not_run or start[0] != not_run]
     if wanted not in ("", "auto", "previous", "last_good"):
         of_id = [start for start in whole if any(found[host][start]["launch_id"] == wanted for host in hosts)]
         if not of_id:

@@ -107,6 +107,14 @@ def test_the_current_start_is_none_to_go_back_to_but_by_name() -> None:
     assert choose(one, other, "b1")["launches"] == {"gpu01": "a1", "gpu02": "b1"}
 
 
+def test_after_a_failure_the_starts_of_this_run_do_not_count() -> None:
+    """Where no node came as far as to note its start the current one is to go back to; so it is in check mode."""
+    one, other = [launch("a1", "r1", current=True)], [launch("b1", "r1", current=True)]
+    unit_launches = {"gpu01": one, "gpu02": other}
+    assert together.choose_start(UNIT, unit_launches, "last_good", "r2")["launches"] == {"gpu01": "a1", "gpu02": "b1"}
+    assert together.choose_start(UNIT, unit_launches, "last_good", "r1")["launches"] == {}
+
+
 def test_a_start_that_was_noted_on_one_node_only_leaves_the_other_ones_current() -> None:
     one = [launch("a2", "r2", None, current=True), launch("a1", "r1")]
     assert choose(one, [launch("b1", "r1", current=True)])["launches"] == {"gpu01": "a1", "gpu02": "b1"}
