@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / ".collections"))
 from ansible_collections.cleanslate.sglang.tests.tools import suites  # noqa: E402
 from ansible_collections.cleanslate.sglang.tests.tools.runner import Runner, Step, Stopped, summary  # noqa: E402
 
-DEFAULT_PARTS = 12
+DEFAULT_PARTS = 18
 
 
 def parse_shard(text: str) -> tuple[int, int]:
