@@ -32,7 +32,7 @@ def test_it_is_the_same_after_a_copy_and_from_a_bounded_call(value: object) -> N
 def test_no_module_shares_a_bare_object(name: str) -> None:
     """A private one stays within its module; others may be sent, and come back as somebody else."""
     found = vars(importlib.import_module(name)).items()
-    assert [key for key, value in found if type(value) is object and not key.startswith("_")] == []
+    assert [key for key, value in found if value.__class__ is object and not key.startswith("_")] == []
     for key, value in found:
         if isinstance(value, Sentinel):
             assert pickle.loads(pickle.dumps(value)) is value, key

@@ -133,7 +133,9 @@ def test_the_environment_file() -> None:
             environment_text(bad)
 
 
-@pytest.mark.parametrize("name", ["x", "../x.service", "a b.service", ".service\n", "x.timer", "/x.service", "-Hx.service"])
+@pytest.mark.parametrize(
+    "name", ["x", "../x.service", "a b.service", ".service\n", "x.timer", "/x.service", "-Hx.service"]
+)
 def test_names_that_are_no_unit(name: str) -> None:
     with pytest.raises(CleanSlateError, match="no name of a service"):
         check_unit_name(name)
