@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-# What one test weighs, by its marker: a guess in seconds that only balances the parts.
+# What one test weighs, by its marker: a guess in seconds that only balances the parts. ``long(600)`` says it itself.
 WEIGHTS = {"engine": 40.0, "lab": 15.0, "slow": 30.0, "long": 200.0}
 PLAIN_WEIGHT = 2.0
 # A whole ansible-playbook a test, or several.
@@ -28,10 +28,10 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def weight(markers: Iterable[str], name: str = "") -> float:
-    """The weight of a test with these markers in the file ``name``."""
+def weight(markers: Iterable[str], name: str = "", told: Iterable[float] = ()) -> float:
+    """The weight of a test with these markers in the file ``name``; ``told``: what its markers say themselves."""
     least = PLAYBOOK_WEIGHT if any(part in name for part in PLAYBOOK_FILES) else PLAIN_WEIGHT
-    return max((least, *(WEIGHTS.get(marker, least) for marker in markers)))
+    return max((least, *(WEIGHTS.get(marker, least) for marker in markers), *told))
 
 
 def assign(weights: Mapping[str, float], parts: int) -> dict[str, int]:
@@ -57,7 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     weights: dict[str, float] = {}
     for item in items:
         name = item.nodeid.split("::", 1)[0]
-        weights[name] = weights.get(name, 0.0) + weight((mark.name for mark in item.iter_markers()), name)
+        marks = list(item.iter_markers())
+        told = [float(mark.args[0]) for mark in marks if mark.name == "long" and mark.args]
+        weights[name] = weights.get(name, 0.0) + weight((mark.name for mark in marks), name, told)
     chosen = assign(weights, parts)
     kept = [item for item in items if chosen[item.nodeid.split("::", 1)[0]] == part]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

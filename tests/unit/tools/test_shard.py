@@ -29,6 +29,7 @@ def test_heavy_files_are_kept_apart() -> None:
 
 def test_the_heaviest_marker_counts() -> None:
     assert weight([]) < weight(["lab"]) < weight(["lab", "engine"])
+    assert weight(["long"], told=[600.0]) == 600
     assert weight([]) < weight([], "tests/x/test_playbooks_plan.py") < weight(["lab"], "tests/x/test_playbooks_plan.py")
 
 
