@@ -14,7 +14,7 @@ import typing as t
 from .going_back import path_problem
 from .inventory import merge, redact, server_options
 from .results import Result, items, mapping, ran
-from .tables import Column, cell, paragraph, table
+from .tables import Column, cell, exact, paragraph, table
 
 JSON = dict[str, t.Any]
 # States of a server at the end, in the order in which a person wants to see them.
@@ -484,7 +484,7 @@ def _html_row(row: Result) -> str:
 
 
 def _change(each: Result) -> str:
-    old, new = ("not set" if each.get(key) is None else cell(each[key]) for key in ("old", "new"))
+    old, new = (exact(each.get(key), "not set") for key in ("old", "new"))
     return f"{each.get('item')}: {old} -> {new}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from .results import INDENT, Result, failure, items, label, mapping, ran, who
-from .tables import UNKNOWN, cell, paragraph, shortened
+from .tables import UNKNOWN, cell, exact, paragraph, shortened
 
 
 def planned_lines(planned: t.Any) -> list[str]:
@@ -112,7 +112,7 @@ def _flags(verify: Result) -> list[str]:
     for key, word in (("differences", "differs"), ("resolved", "set by SGLang")):
         for each in items(judged, key) if isinstance(judged, t.Mapping) else []:
             if isinstance(each, t.Mapping):
-                values = f"wanted {cell(each.get('wanted'))}, runs with {cell(each.get('found'))}"
+                values = f"wanted {exact(each.get('wanted'))}, runs with {exact(each.get('found'))}"
                 lines += paragraph(f"{each.get('item')}: {values}", f"{word}: ", indent=INDENT)
             else:
                 lines += paragraph(cell(each), f"{word}: ", indent=INDENT)

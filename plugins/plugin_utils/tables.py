@@ -63,6 +63,17 @@ def cell(value: t.Any) -> str:
     return " ".join(str(value).split())
 
 
+def exact(value: t.Any, absent: str = UNKNOWN) -> str:
+    """A value of a configuration as it is written there: 0.52 and 0.53 are not the same, and 4096 has no comma."""
+    if value is None:
+        return absent
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(exact(each, absent) for each in value)
+    return " ".join(str(value).split())
+
+
 def paragraph(text: str, label: str = "", width: int = 96, indent: int = 0) -> list[str]:
     """A text behind a label, wrapped under itself."""
     first = " " * indent + label

@@ -131,6 +131,15 @@ def test_all_is_done() -> None:
     json.dumps(report)
 
 
+def test_what_changes_shows_as_it_is_written() -> None:
+    variables = hosts(a=unit_result(PATH))
+    changes = [{"item": "flags.mem-fraction-static", "old": 0.52, "new": 0.53}]
+    variables["a"]["rollout_seen"] = {"x": {**SEEN, "differences": changes}}
+    report = made(variables)
+    assert "mem-fraction-static: 0.52 -> 0.53" in " ".join(rollout_report.report_lines(report))
+    assert "mem-fraction-static: 0.52 -&gt; 0.53" in rollout_report.report_html(report)
+
+
 def test_a_failure_and_what_was_not_begun() -> None:
     report = made(hosts(a=unit_result({"first": FIRST, "second": PATH, "error": "no such model; rolled back"})))
     assert (report["verdict"], report["begun"]) == ("stopped", 1)
