@@ -91,7 +91,8 @@ def dead_but_listed(site: Site) -> None:
     code = "import os, time\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(pid, flush=True)\ntime.sleep(600)"
     output = site.ns.directory / "zombie"
     site.ns.popen([sys.executable, "-c", code], detached=True, output=output)
-    pid = int(wait_for("the zombie", lambda: output.exists() and output.read_text()))
+    pid = int(wait_for("its number", lambda: output.exists() and output.read_text()))
+    wait_for("the zombie", lambda: ") Z " in (site.ns.proc / str(pid) / "stat").read_text())
     site.host.memory_follows_mappings(*lies.dead_pid(0, pid, 10_151))
     site.clean()
 
