@@ -405,6 +405,7 @@ def hosts(draw: st.DrawFn) -> Facts:
     )
 
 
+@pytest.mark.hypothesis
 def test_the_property_tests_see_clean_hosts_too() -> None:
     seen = hosts().filter(lambda one: judge(one, LIMITS).state == "clean")
     find(seen, lambda _one: True, settings=settings(max_examples=200, deadline=None, database=None))

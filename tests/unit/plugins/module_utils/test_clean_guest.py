@@ -240,6 +240,7 @@ def containers(draw: st.DrawFn) -> Snapshot:
     )
 
 
+@pytest.mark.hypothesis
 def test_clean_means_that_it_runs_and_nobody_of_it_is_left_over() -> None:
     clean: list[Snapshot] = []
 

@@ -327,6 +327,7 @@ LINKS = (
 )
 
 
+@pytest.mark.hypothesis
 def test_nobody_outside_of_the_container_is_ever_selected() -> None:
     links: set[str] = set()
 
