@@ -12,6 +12,8 @@ import traceback
 import types
 import typing as t
 
+from .exhausted import exhausted_by
+
 _LONGEST = 300
 
 
@@ -22,19 +24,26 @@ class Module(t.Protocol):
 
 
 def defect(error: BaseException) -> str:
-    """What went wrong and where, in one line."""
+    """What went wrong and where, in one line. A limit of the machine is no mistake of ours."""
+    limit = exhausted_by(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    if limit is not None:
+        return f"this task could not go on{where}: {limit}"
     text = " ".join(str(error).split())
     shown = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
     return f"a defect of Clean Slate ended this task ({type(error).__name__}: {shown}{where}); please report it"
 
 
 class Told:
-    """``with Told(module):`` around the work of a module: an exception that nobody expected fails it with a message."""
+    """``with Told(module):`` around the work of a module: an exception that nobody expected fails it with a message.
 
-    def __init__(self, module: Module) -> None:
+    ``results``: what the result holds then besides, such as a verdict.
+    """
+
+    def __init__(self, module: Module, **results: t.Any) -> None:
         self._module = module
+        self._results = results
 
     def __enter__(self) -> None:
         return None
@@ -46,4 +55,8 @@ class Told:
         trace: t.Optional[types.TracebackType],
     ) -> None:
         if isinstance(error, Exception):
-            self._module.fail_json(msg=defect(error), exception="".join(traceback.format_exception(kind, error, trace)))
+            self._module.fail_json(
+                msg=defect(error),
+                exception="".join(traceback.format_exception(kind, error, trace)),
+                **self._results,
+            )

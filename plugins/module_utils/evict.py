@@ -21,6 +21,7 @@ from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
 from .decide.targets import RecordedLaunch, Request
 from .errors import CleanSlateError
+from .exhausted import exhausted_by
 from .lease import Kept, check_run_id, keep
 from .model import Process, Reason, ShmFile, to_json
 from .observe.guest import outsiders, shm_opener
@@ -169,13 +170,15 @@ def _climb(climber: Climber) -> bool:
 
     Raises:
         CleanSlateError: before anybody was asked.
+        OSError, MemoryError: the same, or a mistake of ours.
     """
     try:
         climber.climb()
-    except CleanSlateError as exc:
-        if not climber.report.rungs:
+    except (CleanSlateError, OSError, MemoryError) as exc:
+        limit = exhausted_by(exc)
+        if not climber.report.rungs or not (limit or isinstance(exc, CleanSlateError)):
             raise
-        climber.report.reasons.append(Reason("look_failed", str(exc), "processes", means="unknown"))
+        climber.report.reasons.append(Reason("look_failed", limit or str(exc), "processes", means="unknown"))
         return False
     return True
 
@@ -374,12 +377,12 @@ def _remove(path: str, file: ShmFile, opener: t.Optional[t.Callable[[], int]]) -
 
 def _verdict(climber: Climber, planned: bool, check_mode: bool) -> str:
     codes = {reason.code for reason in climber.report.reasons if reason.severity == "required"}
-    if check_mode:
-        return "planned" if planned else "unknown" if codes else "nothing_to_do"
-    if codes - NOT_SEEN:
+    if codes - NOT_SEEN and not check_mode:
         return "failed"
     if codes:
         return "unknown"
+    if check_mode:
+        return "planned" if planned else "nothing_to_do"
     return "evicted" if climber.report.rungs else "nothing_to_do"
 
 

@@ -21,6 +21,7 @@ import typing as t
 from dataclasses import dataclass
 
 from .errors import CleanSlateError
+from .exhausted import exhausted_by
 
 OUTPUT_LIMIT_BYTES = 16 * 2**20
 FETCH_LIMIT_BYTES = 256 * 2**20  # our own values: a look at a host with many thousand processes
@@ -69,11 +70,10 @@ def run_bounded(
 
     ``env`` replaces the environment when given. Output is decoded as UTF-8 with replacement and cut at 16 MiB.
     """
-    out_r, out_w = os.pipe()
-    err_r, err_w = os.pipe()
-    fail_r, fail_w = os.pipe()
-    in_r, in_w = os.pipe()
-    pid = os.fork()
+    try:
+        pid, ((out_r, out_w), (err_r, err_w), (fail_r, fail_w), (in_r, in_w)) = _fork_with_pipes(4)
+    except OSError as exc:
+        return Completed(None, "", "", error=f"{argv[0]}: {_no_helper(exc)}")
     if pid == 0:
         _exec_child(argv, env, (in_r, out_w, err_w), fail_w)
     for fd in (out_w, err_w, fail_w, in_r):
@@ -121,8 +121,10 @@ def _call(
     dump: t.Callable[[t.Any], bytes],
     load: t.Callable[[bytes], t.Any],
 ) -> Called:
-    result_r, result_w = os.pipe()
-    pid = os.fork()
+    try:
+        pid, ((result_r, result_w),) = _fork_with_pipes(1)
+    except OSError as exc:
+        return Called(error=_no_helper(exc))
     if pid == 0:
         _call_child(function, result_w, dump)
     os.close(result_w)
@@ -161,13 +163,12 @@ def spawn_detached(
     Raises:
         CleanSlateError: the program could not be started; says which one and why.
     """
-    answer_r, answer_w = os.pipe()
-    middle = os.fork()
+    try:
+        middle, ((answer_r, answer_w),) = _fork_with_pipes(1)
+    except OSError as exc:
+        raise CleanSlateError(f"could not start {argv[0]}: {_no_helper(exc)}") from exc
     if middle == 0:
-        os.setsid()
-        child = os.fork()
-        if child:
-            os._exit(0)
+        _detach(answer_w)
         _detached_child(argv, env, cwd, log_path, (uid, gid, groups), limits, answer_w)
     os.close(answer_w)
     chunks, timed_out = _collect({answer_r: "answer"}, None, time.monotonic() + 20)
@@ -177,6 +178,42 @@ def spawn_detached(
     if timed_out or failure or not number.isdigit():
         raise CleanSlateError(f"could not start {argv[0]}: {failure.strip() or 'no answer from the starting process'}")
     return int(number)
+
+
+def _fork_with_pipes(count: int) -> tuple[int, list[tuple[int, int]]]:
+    """A forked child and so many pipes to it.
+
+    Raises:
+        OSError: this process may have no more descriptors or children; nothing was left open.
+    """
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _unused in range(count):
+            pipes.append(os.pipe())
+        return os.fork(), pipes
+    except OSError:
+        for pair in pipes:
+            for fd in pair:
+                os.close(fd)
+        raise
+
+
+def _no_helper(exc: OSError) -> str:
+    """Why no helper could be started."""
+    return f"no helper process could be started: {exhausted_by(exc, starting=True) or _words(exc)}"
+
+
+def _detach(answer_fd: int) -> None:
+    """Fork once more and end the one in the middle, so that process 1 becomes the parent. In a forked child: whatever
+    happens, it must not go on as a second module.
+    """
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            return
+    except OSError as exc:
+        _write_all(answer_fd, f"\n{_no_helper(exc)}".encode())
+    os._exit(0)
 
 
 def _exec_child(
@@ -200,15 +237,15 @@ def _call_child(
     function: t.Callable[[], t.Any], result_fd: int, dump: t.Callable[[t.Any], bytes]
 ) -> t.NoReturn:
     try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in range(3):
-            os.dup2(null, number)
-        _keep_only(result_fd)
         try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in range(3):
+                os.dup2(null, number)
+            _keep_only(result_fd)
             answer = {"value": function()}
         except Exception as exc:  # handed to the parent, which reports it
-            answer = {"error": f"{type(exc).__name__}: {exc}"}
+            answer = {"error": exhausted_by(exc) or f"{type(exc).__name__}: {exc}"}
         _write_all(result_fd, dump(answer))
     finally:
         os._exit(0)

@@ -291,7 +291,7 @@ def wanted_from(params: t.Mapping[str, t.Any]) -> Wanted:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    with Told(module):
+    with Told(module, verdict="unknown"):
         try:
             result = assess(wanted_from(module.params))
         except CleanSlateError as exc:

@@ -32,7 +32,8 @@ attributes:
   check_mode:
     support: full
     details:
-      - In check mode nothing is signalled; RV(plan) says who would be asked at which rung.
+      - In check mode nothing is signalled; RV(plan) says who would be asked at which rung. Where part of the look
+        failed the verdict is V(unknown), as it is without check mode, whatever else is planned.
   diff_mode:
     support: none
   idempotent:
@@ -234,7 +235,8 @@ RETURN = r"""
 verdict:
   description:
     - V(nothing_to_do) where nobody wanted gone was there, V(evicted), V(planned) in check mode, V(failed) where
-      somebody or some memory stayed, V(unknown) where the result could not be seen.
+      somebody or some memory stayed, V(unknown) where the result, or in check mode part of what is there, could not be
+      seen.
   returned: always
   type: str
   sample: evicted
@@ -417,7 +419,7 @@ def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    with Told(module):
+    with Told(module, verdict="unknown"):
         try:
             result = evict(order_from(module.params, module.check_mode))
         except CleanSlateError as exc:

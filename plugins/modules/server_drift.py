@@ -411,12 +411,12 @@ def options_from(params: Params) -> DriftOptions:
 
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    with Told(module):
+    with Told(module, verdict="unknown"):
         try:
             servers = servers_from(module.params)
             result = check(options_from(module.params), servers)
         except CleanSlateError as error:
-            module.fail_json(msg=str(error))
+            module.fail_json(msg=str(error), verdict="unknown")
         module.exit_json(changed=False, **result)
 
 

@@ -19,6 +19,7 @@ import typing as t
 from dataclasses import dataclass
 
 from ..errors import CleanSlateError
+from ..exhausted import exhausted_by
 from ..model import Process
 from ..observe.procfs import read_identity
 
@@ -61,8 +62,14 @@ def grip(process: Process) -> t.Optional[Grip]:
     except OSError as exc:
         if exc.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
             return None
-        raise CleanSlateError(f"pid {process.pid} ({process.comm}): pidfd_open: {os.strerror(exc.errno or 0)}") from exc
-    now = read_identity(process.pid)
+        why = exhausted_by(exc) or os.strerror(exc.errno or 0)
+        raise CleanSlateError(f"pid {process.pid} ({process.comm}) can't be held by a pidfd: {why}") from exc
+    try:
+        now = read_identity(process.pid)
+    except OSError as exc:
+        os.close(fd)
+        why = exhausted_by(exc) or str(exc)
+        raise CleanSlateError(f"pid {process.pid} ({process.comm}) can't be looked at again: {why}") from exc
     if now is None or now.key != process.key:
         os.close(fd)
         return None

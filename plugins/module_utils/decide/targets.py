@@ -21,7 +21,7 @@ from ..sglang.cmdline import worker_role
 from ..snapshot import Leader, Snapshot
 from .guests import elsewhere, place_of
 from .holders import killable
-from .kinship import children_of, descendants
+from .kinship import Children, children_of, descendants
 from .ports import program_of
 from .protected import protected_why
 from .visible import given_gpus
@@ -272,18 +272,28 @@ def nearest_leaders(snapshot: Snapshot) -> dict[int, int]:
     container has only those below it that are in its session.
     """
     leaders = {leader.process.pid: leader.process for leader in snapshot.leaders}
+    nearest: dict[int, t.Optional[int]] = {pid: pid for pid in leaders}
     result: dict[int, int] = {}
     for process in snapshot.processes.values():
-        current: t.Optional[Process] = process
-        seen: set[int] = set()
-        while current is not None and current.pid not in seen:
-            if current.pid in leaders:
-                if current.pid != 1 or process.sid == current.sid:
-                    result[process.pid] = current.pid
-                break
-            seen.add(current.pid)
-            current = snapshot.processes.get(current.ppid)
+        found = _nearest(process, snapshot.processes, nearest)
+        if found is not None and (found != 1 or process.sid == leaders[found].sid):
+            result[process.pid] = found
     return result
+
+
+def _nearest(
+    process: Process, processes: t.Mapping[int, Process], known: dict[int, t.Optional[int]]
+) -> t.Optional[int]:
+    """The closest launcher above, noted in ``known`` for everybody on the way: a fork chain of thousands is walked
+    once, not once for each of its members."""
+    way: dict[int, None] = {}
+    current: t.Optional[Process] = process
+    while current is not None and current.pid not in known and current.pid not in way:
+        way[current.pid] = None
+        current = processes.get(current.ppid)
+    found = known.get(current.pid) if current is not None else None
+    known.update(dict.fromkeys(way, found))
+    return found
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -310,8 +320,9 @@ def _members(
             add(process, why)
             roots.append((process.pid, "member"))
     children = children_of(processes)
+    walked: set[int] = set()
     for pid, part in roots:
-        for child in descendants(pid, processes, children):
+        for child in _below_once(pid, children, walked):
             add(snapshot.processes[child], f"descends from {part} {pid}")
     for leader in leaders:
         _add_own_cgroup(snapshot, leader, add)
@@ -322,6 +333,22 @@ def _members(
     if request.scope in ("sglang", "gpu"):
         _add_orphans(snapshot, request, add)
     return {key: tuple(dict.fromkeys(why)) for key, why in found.items()}
+
+
+def _below_once(pid: int, children: Children, walked: set[int]) -> t.Iterator[int]:
+    """Everybody below ``pid`` but those below somebody in ``walked``, to which everybody here is added. Each is told at
+    most once: in a fork chain of thousands each would otherwise be told once for everybody above.
+    """
+    queue = [pid]
+    while queue:
+        current = queue.pop()
+        if current in walked:
+            continue
+        walked.add(current)
+        for child in children.get(current, ()):
+            if child != pid:
+                yield child
+                queue.append(child)
 
 
 def _add_own_cgroup(snapshot: Snapshot, leader: Leader, add: t.Callable[[Process, str], None]) -> None:

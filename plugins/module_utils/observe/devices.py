@@ -19,6 +19,7 @@ import time
 import typing as t
 from dataclasses import dataclass, field
 
+from ..exhausted import is_exhausted
 from ..model import DeviceScan, DeviceUse, Process
 from .procfs import read_bytes
 from .statx import Kind, kind_of
@@ -132,6 +133,8 @@ def _scan_fds(scanner: _Scanner, root: str, tallies: dict[int, _Tally]) -> bool:
     try:
         names = os.listdir(f"{root}/fd")
     except OSError as exc:
+        if is_exhausted(exc):
+            raise
         return exc.errno not in (errno.EACCES, errno.EPERM)
     for name in names:
         try:
@@ -203,7 +206,9 @@ def _minor_by_path(
 def _tids(base: str) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{base}/task") if name.isdigit())
-    except OSError:
+    except OSError as exc:
+        if is_exhausted(exc):
+            raise
         return []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import typing as t
 
+from ..exhausted import is_exhausted
 from ..model import Process
 
 CMDLINE_LIMIT_BYTES = 1 << 17
@@ -22,10 +23,16 @@ def list_pids(proc: str = "/proc") -> list[int]:
 
 
 def read_bytes(path: str, limit: int = 1 << 20) -> t.Optional[bytes]:
-    """A file's bytes (1 MiB at most), or None where it vanished or may not be read."""
+    """A file's bytes (1 MiB at most), or None where it vanished or may not be read.
+
+    Raises:
+        OSError: we have no descriptor or memory left to read anything; that says nothing of the file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY)
-    except OSError:
+    except OSError as exc:
+        if is_exhausted(exc):
+            raise
         return None
     try:
         parts = []
@@ -37,7 +44,9 @@ def read_bytes(path: str, limit: int = 1 << 20) -> t.Optional[bytes]:
             parts.append(data)
             left -= len(data)
         return b"".join(parts)
-    except OSError:  # ESRCH: the process ended while we read
+    except OSError as exc:  # ESRCH: the process ended while we read
+        if is_exhausted(exc):
+            raise
         return None
     finally:
         os.close(fd)
@@ -244,7 +253,9 @@ def _link(path: str) -> t.Optional[str]:
 def _task_states(base: str) -> tuple[str, ...]:
     try:
         tids = os.listdir(f"{base}/task")
-    except OSError:
+    except OSError as exc:
+        if is_exhausted(exc):
+            raise
         return ()
     stats = (parse_stat(read_text(f"{base}/task/{tid}/stat") or "") for tid in tids)
     return tuple(sorted(stat["state"] for stat in stats if stat))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import typing as t
 from pathlib import Path
@@ -66,5 +67,26 @@ def test_each_module_ends_within_it(path: Path) -> None:
     tree = ast.parse(path.read_text())
     main = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "main")
     last = main.body[-1]
-    assert isinstance(last, ast.With) and ast.unparse(last.items[0]) == "Told(module)"
+    assert isinstance(last, ast.With) and ast.unparse(last.items[0]).startswith("Told(module")
     assert ast.unparse(last.body[-1]).startswith("module.exit_json(")
+
+
+@pytest.mark.parametrize("name", ["clean_state", "gpu_evict", "server_drift"])
+def test_a_verdict_that_may_be_unknown_is_so_whatever_ended_the_module(name: str) -> None:
+    path = next(path for path in MODULES if path.stem == name)
+    main = next(node for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == "main")
+    endings = [node for node in ast.walk(main) if isinstance(node, ast.Call) and "fail_json" in ast.unparse(node.func)]
+    assert endings and 'with Told(module, verdict="unknown"):' in path.read_text()
+    for ending in endings:
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in ending.keywords}
+        assert given.get("verdict") == "'unknown'" or given.get(None) == "result", ast.unparse(ending)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "x"), OSError(errno.ENOMEM, "x")])
+def test_a_limit_of_the_machine_is_no_mistake_of_ours(error: BaseException) -> None:
+    module = Failing()
+    with pytest.raises(SystemExit), Told(module, verdict="unknown"):
+        raise error
+    assert "a defect" not in module.told["msg"]
+    assert "RLIMIT_" in module.told["msg"]
+    assert module.told["verdict"] == "unknown"

@@ -81,5 +81,5 @@ def test_no_descriptor_left_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(signals.os, "pidfd_open", refuse)
-    with pytest.raises(CleanSlateError, match="Too many open files"):
+    with pytest.raises(CleanSlateError, match="RLIMIT_NOFILE"):
         grip(process(os.getpid()))
