@@ -342,7 +342,7 @@ def _collect(
     for fd in names:
         os.set_blocking(fd, False)
         poller.register(fd, select.POLLIN | select.POLLHUP)
-    chunks = {name: b"" for name in names.values()}
+    chunks = {name: bytearray() for name in names.values()}
     open_fds = set(names)
     timed_out = False
     while open_fds:
@@ -364,7 +364,7 @@ def _collect(
             break
     for fd in names:
         os.close(fd)
-    return chunks, timed_out
+    return {name: bytes(data) for name, data in chunks.items()}, timed_out
 
 
 def _has_ended(pid: int) -> bool:

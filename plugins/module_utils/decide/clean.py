@@ -28,6 +28,8 @@ from .xids import judge_xids
 
 BENIGN_THROTTLE = ("idle", "software power cap", "sw power cap")
 NVML_MISMATCH = 18
+# What a GPU that does not have it answers is no failure of the call, and not among a GPU's errors.
+HEALTH_CALLS = ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetFieldValues")
 DRIVER_CODES = {
     4: ("driver_no_permission", "no permission to ask the driver: run as root"),
     9: ("driver_not_loaded", "the kernel module is not loaded: load it on the host (modprobe nvidia)"),
@@ -347,6 +349,11 @@ def _gpu_holders(gpu: Gpu, found: GpuHolders, facts: Facts) -> list[Reason]:
 def _health(gpu: Gpu, facts: Facts) -> list[Reason]:
     label, health = gpu.label, gpu.health
     result = []
+    failed = [problem for problem in gpu.errors if problem.call in HEALTH_CALLS and problem.code is not None]
+    if failed:
+        words = "; ".join(f"{problem.call}: {problem.message}" for problem in failed)
+        text = f"{label}: whether it waits for a reset or for repair is not known ({words})"
+        result.append(Reason("health_unknown", text, label, means="unknown"))
     if health.remap_failure:
         result.append(Reason("remap_failure", f"{label}: row remapping failed; the GPU needs repair", label))
     if health.retired_pages_pending:

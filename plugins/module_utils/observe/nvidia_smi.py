@@ -52,8 +52,11 @@ def library_by_environment(name: str = "libnvidia-ml.so.1") -> t.Optional[str]:
 
 def parse_xml(text: str) -> t.Optional[GpuReading]:
     """The XML of ``nvidia-smi -q -x``; None where it is not that. DTDs are not read."""
+    plain = re.sub(r"<!DOCTYPE[^<>]*>", "", text)
+    if "<!" in re.sub(r"<!--.*?-->", "", plain, flags=re.DOTALL):
+        return None  # declarations of its own: the driver's program has none, and they can grow without end
     try:
-        root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^<>]*>", "", text))
+        root = ElementTree.fromstring(plain)
     except (ElementTree.ParseError, ValueError):
         return None
     if root.tag != "nvidia_smi_log":

@@ -29,6 +29,7 @@ MIB = 2**20
 NOT_AVAILABLE = 2**64 - 1  # the driver's N/A in a process row; 2**64 - 1 bytes is no memory figure
 NOT_SUPPORTED = 3
 RECOVERY_ACTION_FIELD = 230
+FIELD_NOT_THERE = (2, NOT_SUPPORTED, 13)  # an unknown field is Invalid Argument in that field (measured)
 RECOVERY_ACTIONS = (
     "none", "reset", "node reboot", "drain P2P", "drain and reset", "IMEX reset", "bus reset", "system reboot",
 )  # fmt: skip
@@ -292,9 +293,15 @@ def _throttle_reasons(nvml: types.ModuleType, asker: _Asker, handle: t.Any) -> t
 
 def _recovery_action(asker: _Asker, handle: t.Any) -> t.Optional[int]:
     values = asker.ask("nvmlDeviceGetFieldValues", handle, [RECOVERY_ACTION_FIELD], quiet=True)
-    if not values or values[0].nvmlReturn != 0:  # each field value carries its own return code
+    if not values:
         return None
-    return int(values[0].value.uiVal)
+    code = int(values[0].nvmlReturn)  # each field value carries its own return code
+    if code == 0:
+        return int(values[0].value.uiVal)
+    if code not in FIELD_NOT_THERE:
+        text = f"NVML error {code} for the field of the recovery action"
+        asker.problems.append({"call": "nvmlDeviceGetFieldValues", "code": code, "message": text})
+    return None
 
 
 def _query_mig(nvml: types.ModuleType, handle: t.Any) -> list[dict[str, t.Any]]:

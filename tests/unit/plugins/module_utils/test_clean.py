@@ -12,7 +12,13 @@ import pytest
 from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import Facts, Limits, Sample, judge
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.clean import (
+    HEALTH_CALLS,
+    Facts,
+    Limits,
+    Sample,
+    judge,
+)
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.leftovers import Leftover
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import (
     CgroupLimit,
@@ -229,6 +235,14 @@ def test_health(health: dict[str, t.Any], state: str, code: str | None) -> None:
     assert (found.reasons or found.warnings or (None,))[0] == (
         None if code is None else next(one for one in found.reasons + found.warnings if one.code == code)
     )
+
+
+@pytest.mark.parametrize("call", HEALTH_CALLS)
+def test_health_that_could_not_be_asked_is_not_health(call: str) -> None:
+    assert codes(of_gpu(gpu(0, errors=(Problem(call, 999, "Unknown Error"),)))) == ("unknown", ["health_unknown"])
+    # A client library that does not know the call is an old one, and no failing GPU.
+    assert codes(of_gpu(gpu(0, errors=(Problem(call, None, "AttributeError"),)))) == ("clean", [])
+    assert codes(of_gpu(gpu(0, errors=(Problem("nvmlDeviceGetUtilizationRates", 999, "x"),)))) == ("clean", [])
 
 
 # --- the host ---

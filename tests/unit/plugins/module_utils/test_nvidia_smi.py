@@ -154,3 +154,17 @@ def test_parse_xml_never_takes_nonsense_for_a_figure(values: dict[str, str]) -> 
     reading = nvidia_smi.parse_xml(XML.format(**{"used": "0 MiB", "processes": "", "count": "1", **values}))
     for one in (reading.gpus if reading else None) or ():
         assert one.memory is None or (one.memory.used_mib is not None and one.memory.used_mib >= 0)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        '<!DOCTYPE nvidia_smi_log [<!ENTITY nothing "0 MiB">]>',
+        '<!DOCTYPE nvidia_smi_log [<!ENTITY a "aaaaaaaaaa"><!ENTITY nothing "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>',
+        '<!DOCTYPE nvidia_smi_log [<!ENTITY nothing SYSTEM "file:///etc/hostname">]>',
+    ],
+)
+def test_xml_that_declares_what_it_says_is_not_the_drivers(declared: str) -> None:
+    text = XML.format(used="&nothing;", processes="", count=1)
+    text = text.replace('<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">', declared)
+    assert declared in text and nvidia_smi.parse_xml(text) is None

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+import types
+import typing as t
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,15 @@ def test_rows_whose_pid_was_given_away_do_not_count(tmp_path: Path) -> None:
     assert pruned.gpus[1].processes is None
     none = GpuReading("nvml", None)
     assert look.still_listed(none, then, str(proc)) == none
+
+
+@pytest.mark.parametrize(
+    ("code", "action", "told"),
+    [(0, 1, False), (2, None, False), (3, None, False), (13, None, False), (999, None, True)],
+)
+def test_a_field_that_fails_is_told_and_one_that_is_not_there_is_not(code: int, action: int | None, told: bool) -> None:
+    value = types.SimpleNamespace(nvmlReturn=code, value=types.SimpleNamespace(uiVal=1))
+    client = types.SimpleNamespace(nvmlDeviceGetFieldValues=lambda _handle, _fields: [value], NVMLError=OSError)
+    asker = nvml._Asker(t.cast(types.ModuleType, client))
+    assert nvml._recovery_action(asker, None) == action
+    assert [row["code"] for row in asker.problems] == ([code] if told else [])
