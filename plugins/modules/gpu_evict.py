@@ -280,6 +280,7 @@ after:
   sample: [{index: 0, used_mib: 0, holders: []}]
 pinned:
   description: The wait for memory, with C(pinned_mib), C(expected_s), C(waited_s), C(freed) and a C(note) for people.
+    C(freed) is V(null) where it is not known, and where somebody who was left alone holds one of the GPUs.
   returned: when something was evicted
   type: dict
   sample: {pinned_mib: 38172, expected_s: 20.0, waited_s: 9.6, freed: true, note: "memory free after 9.6 s; 40.0 GB of

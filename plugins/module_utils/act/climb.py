@@ -790,8 +790,9 @@ class Climber:
             if used is None or not used or waited >= expected:
                 break
             time.sleep(0.25)
-        note = _memory_note(used, self.pinned_mib, expected, waited)
-        freed = None if used is None else not used
+        held = [gpu for gpu in snapshot.gpus if gpu.index not in indices]
+        note = _memory_note(used, self.pinned_mib, expected, waited, _held_note(held, snapshot), bool(indices))
+        freed = None if used is None or held or not indices else not used
         self.report.pinned = PinnedWait(self.pinned_mib, round(expected, 1), round(waited, 2), freed, note)
         if used:
             self._reason("memory_held", note, ", ".join(f"GPU {index}" for index in sorted(used)))
@@ -845,15 +846,31 @@ def supervisor_of(process: Process, snapshot: Snapshot) -> str:
     return f"pid {process.ppid} ({program_of(parent) if parent else 'gone'})"
 
 
-def _memory_note(used: t.Optional[t.Mapping[int, int]], pinned_mib: int, expected: float, waited: float) -> str:
+def _held_note(gpus: t.Sequence[Gpu], snapshot: Snapshot) -> str:
+    """Which GPUs were not waited for, since somebody who was left alone holds them; empty where there is none."""
+    rows = []
+    for gpu in gpus:
+        pids = [str(one.pid) for one in snapshot.holders[gpu.index].holders]
+        more = f" and {len(pids) - 4} more" if len(pids) > 4 else ""
+        rows.append(f"{gpu.label} by pid {', '.join(pids[:4])}{more}")
+    return f"not waited for, since others hold it: {'; '.join(rows)}" if rows else ""
+
+
+def _memory_note(
+    used: t.Optional[t.Mapping[int, int]], pinned_mib: int, expected: float, waited: float, others: str, any_left: bool
+) -> str:
+    """``others``: the GPUs that were not waited for; ``any_left``: there were some that were."""
     pinned_gb = pinned_mib * GB_PER_MIB
     pinned = f"; {pinned_gb:.1f} GB of host memory was pinned" if pinned_mib else ""
+    rest = f"; {others}" if others else ""
     if used is None:
-        return f"the memory of the GPUs could not be read after {waited:.1f} s{pinned}"
+        return f"the memory of the GPUs could not be read after {waited:.1f} s{pinned}{rest}"
+    if not any_left:
+        return f"memory {others}{pinned}" if others else f"no GPU's memory to wait for{pinned}"
     if not used:
-        return f"memory free after {waited:.1f} s{pinned}"
+        return f"memory free after {waited:.1f} s{pinned}{rest}"
     held = ", ".join(f"GPU {index} {mib} MiB" for index, mib in sorted(used.items()))
-    return f"still in use after {waited:.1f} s of {expected:.1f} s: {held}{pinned}, nobody visible holds it"
+    return f"still in use after {waited:.1f} s of {expected:.1f} s: {held}{pinned}, nobody visible holds it{rest}"
 
 
 def _why_still_there(process: Process) -> t.Optional[Stayed]:

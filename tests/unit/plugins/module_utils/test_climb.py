@@ -373,6 +373,17 @@ def test_a_gpu_that_a_bystander_holds_is_not_awaited(world: World) -> None:
     world.uses.append(holds(400))
     climber = world.climb()
     assert codes(climber) == []
+    pinned = climber.report.pinned
+    assert pinned is not None and pinned.freed is None, "nobody has seen that memory free"
+    assert pinned.note == "memory not waited for, since others hold it: GPU 0 (00000000:01:00.0) by pid 400"
+
+
+def test_what_is_said_of_the_memory_names_the_gpus_that_others_hold() -> None:
+    others = "not waited for, since others hold it: GPU 1 by pid 7"
+    said = [climb._memory_note(used, 0, 10.0, 1.0, others, True) for used in (None, {}, {0: 5000})]
+    assert all(others in text for text in said), said
+    assert climb._memory_note({}, 0, 10.0, 1.0, "", True) == "memory free after 1.0 s"
+    assert "free" not in climb._memory_note({}, 0, 10.0, 1.0, others, False)
 
 
 def test_a_host_without_gpus_has_no_memory_to_wait_for(world: World) -> None:
