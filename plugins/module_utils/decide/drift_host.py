@@ -74,7 +74,18 @@ def _holders(snapshot: Snapshot, ours: t.Collection[int]) -> list[Row]:
     doubted = [str(index) for index, holders in sorted(snapshot.holders.items()) if holders.rule_holds is False]
     if doubted:
         why.append(f"the driver's list of GPU {', '.join(doubted)} does not fit what the processes have mapped")
+    why += [words for gpu in snapshot.reading.gpus or () if (words := _unlisted(gpu, snapshot, ours))]
     return [*rows, *([unknown(None, "holders", "; ".join(why))] if why else [])]
+
+
+def _unlisted(gpu: Gpu, snapshot: Snapshot, ours: t.Collection[int]) -> str:
+    """With the driver's list one of those that have the GPU open could turn out to be a holder."""
+    found = snapshot.holders.get(gpu.index)
+    if gpu.processes is not None or gpu.memory is None or gpu.mig or found is None:
+        return ""
+    others = [str(one.pid) for one in found.visitors if one.protected is None and one.pid not in ours]
+    pids = ", ".join(others[:_SHOWN])
+    return f"the driver gives no process list of GPU {gpu.index}, and it is open in pid {pids}" if others else ""
 
 
 def _short(process: t.Optional[Process]) -> str:

@@ -158,3 +158,14 @@ def test_a_scan_that_could_not_see_everybody_is_unknown_where_it_matters() -> No
 
 def test_shared_memory_that_cannot_be_listed_is_unknown() -> None:
     assert items(judge_leftovers(shm(files=None))) == [("leftovers", "unknown")]
+
+
+def test_without_the_drivers_list_a_visitor_may_be_a_holder() -> None:
+    visitor = Holder(0, PROCESS, 70, "visitor", ("1 open descriptors",))
+    visited = GpuHolders(0, (), (visitor,), (), (), None)
+    mute, listed = (dataclasses.replace(IDLE, processes=rows) for rows in (None, ()))
+    assert items(judge_gpus(WantedHost(1), snapshot(mute, held=visited), ())) == [("holders", "unknown")]
+    assert judge_gpus(WantedHost(1), snapshot(listed, held=visited), ()) == []
+    assert judge_gpus(WantedHost(1), snapshot(mute, held=visited), (70,)) == []
+    service = dataclasses.replace(visited, visitors=(dataclasses.replace(visitor, protected="GPU service x"),))
+    assert judge_gpus(WantedHost(1), snapshot(mute, held=service), ()) == []

@@ -19,7 +19,15 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Ord
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import GpuReading, Problem, Reason
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
 from ansible_collections.cleanslate.sglang.plugins.module_utils.snapshot import Snapshot
-from ansible_collections.cleanslate.sglang.tests.unit.builders import LEADER, gpu, holds, leader, process, snapshot
+from ansible_collections.cleanslate.sglang.tests.unit.builders import (
+    LEADER,
+    gpu,
+    holds,
+    leader,
+    process,
+    snapshot,
+    visits,
+)
 
 SERVER = process(100, LEADER)
 RANK = process(101, "sglang::scheduler", ppid=100, sid=100, pgid=100)
@@ -43,6 +51,18 @@ PARTS: dict[str, tuple[Snapshot, str, str]] = {
     ),
     "a GPU's node": (
         snapshot(SERVER, RANK, gpus=[gpu(0, 20_000, minor=None)], leaders=[leader(SERVER)]),
+        "gpu",
+        "gpus_unknown",
+    ),
+    "the driver's list": (
+        snapshot(
+            SERVER,
+            RANK,
+            process(400),
+            gpus=[gpu(0, 20_000, processes=None)],
+            uses=[holds(101), visits(400)],
+            leaders=[leader(SERVER)],
+        ),
         "gpu",
         "gpus_unknown",
     ),
