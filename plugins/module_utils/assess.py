@@ -17,9 +17,9 @@ from .decide.devicerules import device_rule_problems
 from .decide.guests import judge_absence, judge_nodes
 from .decide.leftovers import Leftover, judge_leftover
 from .errors import CleanSlateError
-from .model import CgroupLimit, HostMemory, PortUse, Reason, ShmReading, to_json
+from .model import CgroupLimit, HostMemory, PortUse, Reason, ShmFile, ShmReading, to_json
 from .observe.cuda import probe_cuda
-from .observe.guest import outsiders, shm_opener, uid_outside
+from .observe.guest import outsiders, shm_opener, uid_outside, uids_of
 from .observe.inside import device_numbers
 from .observe.kernel_log import KMSG, read_kernel_log
 from .observe.look import LookOptions, look
@@ -135,7 +135,7 @@ def _facts(
         cgroup=cgroup,
         available_mib=available_mib(memory, cgroup),
         shm=shm,
-        leftovers=_leftovers(shm, uid),
+        leftovers=_leftovers(shm, uid, None if snapshot.guest is None else uids_of(snapshot.guest, proc)),
         ports=ports,
         kernel_gpu_count=kernel_gpu_count(proc),
         kernel_log=read_kernel_log(wanted.kmsg) if look_at_log else None,
@@ -181,11 +181,14 @@ def _with_cuda(facts: Facts, errors: t.Mapping[int, t.Optional[str]]) -> Facts:
     return dataclasses.replace(facts, cuda_errors=errors)
 
 
-def _leftovers(shm: ShmReading, uid: t.Optional[int]) -> tuple[tuple[str, Leftover], ...]:
-    return tuple(
-        (file.name, judge_leftover(file, server_uid=uid, leader_died_at=None, scan_complete=shm.scan_complete))
-        for file in shm.files or ()
-    )
+def _leftovers(
+    shm: ShmReading, uid: t.Optional[int], owners: t.Optional[t.Sequence[range]]
+) -> tuple[tuple[str, Leftover], ...]:
+    def judged(file: ShmFile) -> Leftover:
+        complete = shm.scan_complete
+        return judge_leftover(file, server_uid=uid, leader_died_at=None, scan_complete=complete, owners=owners)
+
+    return tuple((file.name, judged(file)) for file in shm.files or ())
 
 
 def _uid_of(user: t.Optional[str]) -> t.Optional[int]:
@@ -207,8 +210,10 @@ def _guest_reasons(wanted: Wanted, guest: t.Optional[Guest]) -> tuple[Reason, ..
     wanting = [] if wanted.look.without_gpus else judge_nodes(guest, config, bool(wanted.look.devices))
     if guest.state in ("stopped", "unknown"):
         return tuple(judge_absence(guest, config))
-    root_pid, proc = guest.root_pid, wanted.look.proc
-    called = fetch_bounded(lambda: device_numbers(root_pid, "/dev", proc) if root_pid else None, READINGS_DEADLINE_S)
+    root_pid, start, proc = guest.root_pid, guest.root_start, wanted.look.proc
+    called = fetch_bounded(
+        lambda: device_numbers(root_pid, "/dev", proc, start) if root_pid else None, READINGS_DEADLINE_S
+    )
     if config.exists is not True or not called.ok or called.value is None:
         return tuple(wanting)
     nodes = [f"/dev/{name} {major}:{minor}" for name, major, minor in called.value if name.startswith("nvidia")]

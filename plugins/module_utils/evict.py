@@ -24,7 +24,7 @@ from .errors import CleanSlateError
 from .exhausted import exhausted_by
 from .lease import Kept, check_run_id, keep
 from .model import Process, Reason, ShmFile, to_json
-from .observe.guest import outsiders, shm_opener
+from .observe.guest import outsiders, shm_opener, uids_of
 from .observe.inside import load_inside, real_path_inside
 from .observe.look import LookOptions, bounded_view
 from .observe.procfs import read_boot_id, read_identity
@@ -252,7 +252,8 @@ def _program_inside(record: Record, guest: t.Optional[Guest], proc: str) -> t.Op
     root_pid, python = (guest.root_pid if guest else None), record.python
     if root_pid is None or python is None:
         return None
-    called = fetch_bounded(lambda: real_path_inside(root_pid, python, proc), SHM_DEADLINE_S)
+    start = guest.root_start if guest else None
+    called = fetch_bounded(lambda: real_path_inside(root_pid, python, proc, start), SHM_DEADLINE_S)
     return t.cast("t.Optional[str]", called.value) if called.ok else None
 
 
@@ -271,7 +272,10 @@ def _find_record(order: Order) -> t.Optional[Record]:
         return None  # nobody leads into it: then its port and its unit tell the server
     path = f"{server_dir(order.state_dir, name)}/{CURRENT}"
     owner = guest.uid_base if guest else None
-    called = fetch_bounded(lambda: load_inside(root_pid, path, order.look.proc, owner=owner), SHM_DEADLINE_S)
+    start = guest.root_start if guest else None
+    called = fetch_bounded(
+        lambda: load_inside(root_pid, path, order.look.proc, owner=owner, start_ticks=start), SHM_DEADLINE_S
+    )
     if not called.ok:
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
         raise CleanSlateError(f"the record {path} of container {order.look.container} can't be read: {why}.")
@@ -339,6 +343,7 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
     guest = climber.after.guest if climber.after else None
     open_shm = None if guest is None else shm_opener(guest, order.shm_dir, order.look.proc)
     inner = outsiders(guest, climber.after.processes) if guest and climber.after else None
+    owners = None if guest is None else uids_of(guest, order.look.proc)
     called = fetch_bounded(lambda: read_shm(order.shm_dir, order.look.proc, open_shm, inner), SHM_DEADLINE_S)
     if not called.ok:
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
@@ -351,6 +356,7 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
             server_uid=climber.report.server_uid,
             leader_died_at=climber.report.leader_died_at,
             scan_complete=reading.scan_complete,
+            owners=owners,
         )
         if not leftover.removable:
             if leftover.why.startswith("not a name of SGLang"):

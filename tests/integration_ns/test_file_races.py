@@ -8,6 +8,7 @@ outside is neither removed nor written nor read.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import time
@@ -19,7 +20,10 @@ import pytest
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.leftovers import remove_leftover
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import ShmFile
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import bounded
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.inside import open_inside
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.procfs import read_process
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.servers import read_launched
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.shm import read_shm
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import record, record_files
 
@@ -184,6 +188,56 @@ def test_a_guest_s_link_leads_to_its_own_files_however_often_it_changes(tmp_path
                     with os.fdopen(fd) as stream:
                         read.add(stream.read())
         assert read == {"the guest's"}
+    finally:
+        process.kill()
+        process.join(10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_how_a_guest_s_server_was_launched_is_read_from_its_own_files_alone(tmp_path: Path) -> None:
+    """Its configuration, its interpreter and its SGLang are behind links that lead, from here, to files of ours."""
+    guest, ours = tmp_path / "guest", tmp_path / "ours"
+    site = "lib/python3.11/site-packages"
+    for top, model, option in ((guest / "real", "theirs", "own"), (ours, "ours", "other")):
+        (top / "venv" / site / "sglang/srt").mkdir(parents=True)
+        (top / "venv" / site / "sglang-0.5.10.dist-info").mkdir()
+        (top / "venv/pyvenv.cfg").touch()
+        (top / "venv" / site / "sglang/srt/server_args.py").write_text(f'parser.add_argument("--{option}", type=int)\n')
+        (top / "config.yaml").write_text(f"model-path: {model}\n")
+    # Outside the name leads to our folder, inside it is a folder of theirs.
+    inner = guest / str(ours).lstrip("/")
+    inner.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(guest / "real", inner)
+    (guest / "link").symlink_to(ours)
+    words = ["/link/venv/bin/python", "-m", "sglang.launch_server", "--config", "/link/config.yaml"]
+
+    def inside() -> None:
+        os.chroot(guest)
+        os.chdir("/")
+        time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=inside, daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        deadline = time.monotonic() + 10
+        while os.readlink(f"/proc/{process.pid}/root") != str(guest) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = read_process(process.pid)
+        assert found is not None
+        server = dataclasses.replace(found, argv=tuple(words))
+        launched, why = bounded.fetch_launched(server)
+        assert why is None and launched.flags is not None and launched.options is not None
+        assert launched.flags.flags["model-path"] == "theirs"
+        assert launched.options.names >= {"own"} and "other" not in launched.options.names
+        # It makes a difference: without that root of its own the links lead to ours.
+        led_astray = read_launched(server).flags
+        assert led_astray is not None and led_astray.flags["model-path"] == "ours"
+        # And nobody else is taken for it, once its number was given away.
+        gone, why = bounded.fetch_launched(dataclasses.replace(server, start_ticks=server.start_ticks + 1))
+        assert gone.flags is None and why is not None and "is gone" in why
+        # The one who asked is where it was.
+        assert Path("/").stat().st_ino == Path("/proc/self/root").stat().st_ino and ours.is_dir()
     finally:
         process.kill()
         process.join(10)

@@ -30,7 +30,7 @@ def remove_leftover(shm_path: str, file: ShmFile, opener: t.Optional[t.Callable[
         return f"cannot open {shm_path}: {exc.strerror}"
     try:
         status = os.stat(file.name, dir_fd=directory, follow_symlinks=False)
-        changed = _changed(file, status)
+        changed = _changed(file, status, os.fstat(directory).st_dev)
         if changed is not None:
             return f"{file.name}: {changed}"
         os.unlink(file.name, dir_fd=directory)
@@ -43,7 +43,9 @@ def remove_leftover(shm_path: str, file: ShmFile, opener: t.Optional[t.Callable[
     return None
 
 
-def _changed(file: ShmFile, status: os.stat_result) -> t.Optional[str]:
+def _changed(file: ShmFile, status: os.stat_result, device: int) -> t.Optional[str]:
+    if status.st_dev != device:
+        return "another file system is mounted there"
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file any more"
     if (status.st_dev, status.st_ino) != (file.device, file.inode):

@@ -26,7 +26,12 @@ class Leftover:
 
 
 def judge_leftover(
-    file: ShmFile, *, server_uid: t.Optional[int], leader_died_at: t.Optional[float], scan_complete: bool
+    file: ShmFile,
+    *,
+    server_uid: t.Optional[int],
+    leader_died_at: t.Optional[float],
+    scan_complete: bool,
+    owners: t.Optional[t.Sequence[range]] = None,
 ) -> Leftover:
     """Judge one file of /dev/shm.
 
@@ -34,7 +39,8 @@ def judge_leftover(
     it belongs to the server's user where that is known.
     One of SGLang's names without a pid may go when nobody maps or has it open, it belongs to the server's user
     (``server_uid``), and it was last written before the leader's death (``leader_died_at``, seconds since the epoch).
-    Nothing may go after a scan that could not see every process.
+    Nothing may go after a scan that could not see every process, and of a container's nothing that belongs to others
+    than its own users (``owners``).
     """
     stamped = _STAMPED.match(file.name) is not None
     if not stamped and not _UNSTAMPED.match(file.name):
@@ -43,6 +49,8 @@ def judge_leftover(
         return Leftover(False, f"in use by pid {_pids(file)}")
     if not scan_complete:
         return Leftover(False, "not every process could be looked at: it may be in use")
+    if owners is not None and not any(file.uid in some for some in owners):
+        return Leftover(False, f"it belongs to uid {file.uid}, which is none of the container's")
     if stamped:
         return _judge_stamped(file, server_uid)
     return _judge_unstamped(file, server_uid, leader_died_at)

@@ -68,7 +68,8 @@ def fetch_launched(
 ) -> tuple[LaunchedServer, t.Optional[str]]:
     """How a leader was launched, and why that isn't known (then all of it is None)."""
     try:
-        found = _fetch(lambda: read_launched(process, proc), f"how pid {process.pid} was launched", deadline_s)
+        # Links of a container's must lead nowhere but into it.
+        found = _fetch(lambda: read_launched(process, proc, True), f"how pid {process.pid} was launched", deadline_s)
     except CleanSlateError as error:
         return _UNKNOWN, str(error)
     return t.cast(LaunchedServer, found), None

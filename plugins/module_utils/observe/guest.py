@@ -27,6 +27,7 @@ from .vantage import vantage
 
 VMID = re.compile(r"[0-9]{1,9}\Z")
 PASSWD_LIMIT_BYTES = 1 << 20
+BOOT_ID_LIMIT_BYTES = 100
 FILES_DEADLINE_S = 5.0
 DEPTH = 2
 INITIAL_CGROUP_NAMESPACE = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
@@ -86,13 +87,23 @@ def uid_outside(guest: Guest, user: str, proc: str = "/proc") -> t.Optional[int]
     """The uid on the node of a container's user (a name in its own /etc/passwd, or a number); None: not to be told."""
     if guest.root_pid is None:
         return None
-    inner = int(user) if user.isdecimal() else _uid_by_name(guest.root_pid, user, proc)
+    inner = int(user) if user.isdecimal() else _uid_by_name(guest, user, proc)
     if inner is None:
         return None
     for inside, outside, count in _uid_map(guest.root_pid, proc):
         if inside <= inner < inside + count:
             return outside + inner - inside
     return None
+
+
+def uids_of(guest: Guest, proc: str = "/proc") -> tuple[range, ...]:
+    """The uids on the node that are the container's: of a privileged one all of them. Empty: not to be told.
+
+    A folder of the node that is shown in an unprivileged container may hold files of others, which its root could not
+    remove.
+    """
+    rows = _uid_map(guest.root_pid, proc) if guest.root_pid is not None else []
+    return tuple(range(outside, outside + count) for _inside, outside, count in rows)
 
 
 def shm_opener(guest: Guest, path: str, proc: str = "/proc") -> t.Callable[[], int]:
@@ -177,7 +188,7 @@ def _files(
         return _Files()
     pid = root.pid
     base = next((outside for inside, outside, _count in _uid_map(pid, proc) if inside == 0), None)
-    called = fetch_bounded(lambda: (_minors(pid, device_major, proc), _boot_id(pid, proc)), FILES_DEADLINE_S)
+    called = fetch_bounded(lambda: (_minors(root, device_major, proc), _boot_id(root, proc)), FILES_DEADLINE_S)
     if not called.ok:
         why = called.error or f"no answer within {FILES_DEADLINE_S:g} s"
         problems.append(Problem("read /dev of the container", None, f"its own files can't be read: {why}"))
@@ -203,9 +214,10 @@ def _identity(path: str) -> t.Optional[tuple[int, int]]:
     return info.st_dev, info.st_ino
 
 
-def _boot_id(root_pid: int, proc: str) -> t.Optional[str]:
+def _boot_id(root: Process, proc: str) -> t.Optional[str]:
     """LXC mounts a random one over /proc/sys/kernel/random/boot_id of each container (lxc.autodev)."""
-    return (read_inside(root_pid, "/proc/sys/kernel/random/boot_id", proc) or "").strip() or None
+    path = "/proc/sys/kernel/random/boot_id"
+    return (read_inside(root.pid, path, proc, BOOT_ID_LIMIT_BYTES, root.start_ticks) or "").strip() or None
 
 
 def _state(
@@ -225,8 +237,8 @@ def _stuck(process: Process) -> bool:
     return process.kill_pending
 
 
-def _minors(root_pid: int, device_major: int, proc: str) -> t.Optional[frozenset[int]]:
-    nodes = device_numbers(root_pid, "/dev", proc)
+def _minors(root: Process, device_major: int, proc: str) -> t.Optional[frozenset[int]]:
+    nodes = device_numbers(root.pid, "/dev", proc, root.start_ticks)
     if nodes is None:
         return None
     return frozenset(minor for _name, major, minor in nodes if major == device_major and minor not in CONTROL_MINORS)
@@ -242,8 +254,11 @@ def _uid_map(root_pid: int, proc: str) -> list[tuple[int, int, int]]:
     return rows
 
 
-def _uid_by_name(root_pid: int, user: str, proc: str) -> t.Optional[int]:
-    for line in (read_inside(root_pid, "/etc/passwd", proc, PASSWD_LIMIT_BYTES) or "").split("\n"):
+def _uid_by_name(guest: Guest, user: str, proc: str) -> t.Optional[int]:
+    if guest.root_pid is None:
+        return None
+    text = read_inside(guest.root_pid, "/etc/passwd", proc, PASSWD_LIMIT_BYTES, guest.root_start)
+    for line in (text or "").split("\n"):
         fields = line.split(":")
         if len(fields) >= 3 and fields[0] == user and fields[2].isdecimal():
             return int(fields[2])

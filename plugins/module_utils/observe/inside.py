@@ -15,8 +15,10 @@ import errno
 import os
 import stat
 import struct
+import sys
 import typing as t
 
+from ..sglang.files import keep_descriptors
 from .procfs import parse_stat, read_text
 
 SYS_OPENAT2 = 437  # the same number on every architecture
@@ -51,16 +53,23 @@ def open_inside(
         os.close(root)
 
 
-def read_inside(pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20) -> t.Optional[str]:
+def read_inside(
+    pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20, start_ticks: t.Optional[int] = None
+) -> t.Optional[str]:
     """The text of a regular file, or None: a FIFO would block us, and opening a device can change its state."""
     try:
-        return load_inside(pid, path, proc, limit)
+        return load_inside(pid, path, proc, limit, start_ticks=start_ticks)
     except (OSError, ValueError):
         return None
 
 
 def load_inside(
-    pid: int, path: str, proc: str = "/proc", limit: int = 1 << 20, owner: t.Optional[int] = None
+    pid: int,
+    path: str,
+    proc: str = "/proc",
+    limit: int = 1 << 20,
+    owner: t.Optional[int] = None,
+    start_ticks: t.Optional[int] = None,
 ) -> t.Optional[str]:
     """The text of a regular file; None where there is no such file. ``owner``: nobody but this uid may change it.
 
@@ -68,7 +77,7 @@ def load_inside(
         OSError: it is there and can't be read, is no regular file, or others may change it.
     """
     try:
-        seen = open_inside(pid, path, os.O_PATH, proc)
+        seen = open_inside(pid, path, os.O_PATH, proc, start_ticks)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -85,10 +94,12 @@ def load_inside(
         return stream.read(limit).decode("utf-8", "replace")
 
 
-def real_path_inside(pid: int, path: str, proc: str = "/proc") -> t.Optional[str]:
+def real_path_inside(
+    pid: int, path: str, proc: str = "/proc", start_ticks: t.Optional[int] = None
+) -> t.Optional[str]:
     """The path of the file behind links, named as the container's own processes name it; None where there is none."""
     try:
-        seen = open_inside(pid, path, os.O_PATH, proc)
+        seen = open_inside(pid, path, os.O_PATH, proc, start_ticks)
     except OSError:
         return None
     try:
@@ -97,10 +108,12 @@ def real_path_inside(pid: int, path: str, proc: str = "/proc") -> t.Optional[str
         os.close(seen)
 
 
-def device_numbers(pid: int, directory: str = "/dev", proc: str = "/proc") -> t.Optional[list[tuple[str, int, int]]]:
+def device_numbers(
+    pid: int, directory: str = "/dev", proc: str = "/proc", start_ticks: t.Optional[int] = None
+) -> t.Optional[list[tuple[str, int, int]]]:
     """(name, major, minor) of the device nodes in a directory, links not followed; None where it can't be read."""
     try:
-        fd = open_inside(pid, directory, os.O_RDONLY | os.O_DIRECTORY, proc)
+        fd = open_inside(pid, directory, os.O_RDONLY | os.O_DIRECTORY, proc, start_ticks)
     except OSError:
         return None
     result = []
@@ -117,6 +130,38 @@ def device_numbers(pid: int, directory: str = "/dev", proc: str = "/proc") -> t.
     finally:
         os.close(fd)
     return result
+
+
+def enter_root(pid: int, start_ticks: int, proc: str = "/proc") -> str:
+    """Make the root of this very process our own, where it is another one, and return what stands before its paths from
+    now on. For a forked child alone, which ends after it has read: all links lead where they lead that process.
+
+    Raises:
+        OSError: the process is gone, or we may not.
+    """
+    path = f"{proc}/{pid}/root"
+    if proc != "/proc" or _same_root(pid, proc):
+        return path
+    root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if _start_ticks(pid, proc) != start_ticks:
+        raise ProcessLookupError(errno.ESRCH, "the process through which it is seen is gone", path)
+    keep_descriptors()
+    # Whatever is imported from here on would be code of theirs.
+    sys.path[:], sys.meta_path[:], sys.path_hooks[:] = [], [], []
+    os.fchdir(root)
+    os.chroot(".")
+    os.close(root)
+    return ""
+
+
+def _same_root(pid: int, proc: str) -> bool:
+    """Also where it can't be seen: then nothing can be read there either."""
+    try:
+        theirs, ours = os.stat(f"{proc}/{pid}/root/."), os.stat(f"{proc}/self/root/.")
+        spaces = [os.readlink(f"{proc}/{one}/ns/mnt") for one in (str(pid), "self")]
+    except OSError:
+        return True
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino) and spaces[0] == spaces[1]
 
 
 def _start_ticks(pid: int, proc: str) -> t.Optional[int]:

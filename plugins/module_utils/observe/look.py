@@ -325,7 +325,7 @@ class _Configs:
 def _config_reader(process: Process, proc: str) -> t.Callable[[str], t.Optional[str]]:
     def read(path: str) -> t.Optional[str]:
         absolute = path if path.startswith("/") else f"{_cwd(process.pid, proc)}/{path}"
-        return read_inside(process.pid, absolute, proc)
+        return read_inside(process.pid, absolute, proc, start_ticks=process.start_ticks)
 
     return read
 

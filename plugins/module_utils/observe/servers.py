@@ -13,6 +13,7 @@ from ..sglang.cmdline import LaunchedFlags, launched_flags
 from ..sglang.install import Install, find_install
 from ..sglang.logs import read_ends
 from ..sglang.options import OptionTable, read_options
+from .inside import enter_root
 from .procfs import read_environment
 
 
@@ -29,12 +30,13 @@ class LaunchedServer(t.NamedTuple):
     config_mtime: t.Optional[float] = None
 
 
-def read_launched(process: Process, proc: str = "/proc") -> LaunchedServer:
+def read_launched(process: Process, proc: str = "/proc", enter: bool = False) -> LaunchedServer:
     """Everything about how this leader was launched, seen through its own root directory (it may live in a
-    container)."""
-    root = f"{proc}/{process.pid}/root"
+    container). ``enter``: make that root our own, so that no link of a container leads out of it; for a forked child
+    alone."""
     environment = read_environment(process.pid, proc)
     cwd = _link(f"{proc}/{process.pid}/cwd")
+    root = enter_root(process.pid, process.start_ticks, proc) if enter else f"{proc}/{process.pid}/root"
     python = _interpreter(process, environment or {}, cwd, root)
     install = find_install(python, (environment or {}).get("PYTHONPATH", ""), root) if python else None
     options = None if install is None or install.package is None else read_options(root + install.package)

@@ -8,6 +8,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import typing as t
+
+_descriptors: t.Optional[int] = None
+
+
+def keep_descriptors() -> None:
+    """To be called before this process takes another root, whose /proc is not to be trusted."""
+    global _descriptors
+    _descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def open_regular(path: str, follow: bool = False) -> int:
@@ -22,6 +31,9 @@ def open_regular(path: str, follow: bool = False) -> int:
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
             raise OSError(errno.EINVAL, "is no regular file", path)
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        if _descriptors is not None:
+            return os.open(str(place), flags, dir_fd=_descriptors)
+        return os.open(f"/proc/self/fd/{place}", flags)
     finally:
         os.close(place)

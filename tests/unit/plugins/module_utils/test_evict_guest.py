@@ -65,6 +65,7 @@ class Host:
         self.proc, self.rootfs = top / "proc", top / "rootfs"
         (self.proc / str(INIT)).mkdir(parents=True)
         (self.proc / str(INIT) / "root").symlink_to(self.rootfs)
+        (self.proc / str(INIT) / "uid_map").write_text("0 0 4294967295\n")
         (self.proc / "sys/kernel/random").mkdir(parents=True)
         (self.proc / "sys/kernel/random/boot_id").write_text(BOOT + "\n")
         (self.rootfs / STATE.strip("/") / "main").mkdir(parents=True)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act import leftovers
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.leftovers import remove_leftover
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.leftovers import Leftover, judge_leftover
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import ShmFile
@@ -45,8 +46,11 @@ def judge(
     server_uid: int | None = SERVER_UID,
     leader_died_at: float | None = DIED_AT,
     scan_complete: bool = True,
+    owners: tuple[range, ...] | None = None,
 ) -> Leftover:
-    return judge_leftover(file, server_uid=server_uid, leader_died_at=leader_died_at, scan_complete=scan_complete)
+    return judge_leftover(
+        file, server_uid=server_uid, leader_died_at=leader_died_at, scan_complete=scan_complete, owners=owners
+    )
 
 
 @pytest.mark.parametrize("name", ["sgl_shm_mm_7_a", "sgl_shm_nodecheck_7_a", "multi_tokenizer_args_7", "sem.loky-7-a"])
@@ -55,6 +59,18 @@ def test_a_stamped_file_of_a_dead_creator_is_one(name: str) -> None:
     judged = judge(file, server_uid=None, leader_died_at=None)
     assert judged.removable
     assert "pid 7" in judged.why
+
+
+@pytest.mark.parametrize("uid", [0, 99_999, 165_536])
+@pytest.mark.parametrize("name", ["sgl_shm_mm_7_a", "sglang_loads_1"])
+def test_of_a_container_nothing_goes_that_belongs_to_others(name: str, uid: int) -> None:
+    file = stamped(name=name, creator_pid=7, uid=uid)
+    assert judge(file, server_uid=uid).removable
+    judged = judge(file, server_uid=uid, owners=(range(100_000, 165_536),))
+    assert not judged.removable and "none of the container's" in judged.why
+    assert not judge(file, server_uid=uid, owners=()).removable
+    own = dataclasses.replace(file, uid=100_000)
+    assert judge(own, server_uid=100_000, owners=(range(100_000, 165_536),)).removable
 
 
 def test_of_many_users_five_are_named() -> None:
@@ -196,6 +212,15 @@ def test_a_symbolic_link_that_took_the_name_stays_and_so_does_its_target(tmp_pat
     assert "no regular file" in (remove_leftover(str(shm), file) or "")
     assert (shm / "nccl-a").is_symlink()
     assert (tmp_path / "nccl-a").exists()
+
+
+def test_what_is_mounted_over_a_name_is_not_judged_for_it(tmp_path: Path) -> None:
+    place = tmp_path / "sgl_shm_mm_7_a"
+    place.touch()
+    status = place.stat()
+    file = stamped(name=place.name, device=status.st_dev, inode=status.st_ino, uid=status.st_uid)
+    assert leftovers._changed(file, status, status.st_dev) is None
+    assert "mounted" in (leftovers._changed(file, status, status.st_dev + 1) or "")
 
 
 def test_a_changed_owner_stays(tmp_path: Path) -> None:
