@@ -31,10 +31,10 @@ from .observe.procfs import read_boot_id, read_identity
 from .observe.pve import read_guest as read_guest_config
 from .observe.shm import read_shm
 from .observe.vantage import vantage
-from .recorded import launch_by, launch_of
+from .recorded import launch_by, launch_of, recorded_death
 from .results import guest_row, memory_rows
 from .sglang.cmdline import is_leader
-from .sglang.record import CURRENT, Record, find_recorded, parse, recorded_process, server_dir
+from .sglang.record import CURRENT, Record, find_recorded, parse, read_record, recorded_process, server_dir
 from .snapshot import Guest
 from .spawn import fetch_bounded
 
@@ -98,7 +98,7 @@ def evict(order: Order) -> dict[str, t.Any]:
 
 
 def _evict(order: Order, kept: t.Optional[Kept]) -> dict[str, t.Any]:
-    started = time.monotonic()
+    started, looked_at = time.monotonic(), time.time()
     request, reasons = _request(order)
     climber = Climber(
         options=order.look,
@@ -121,7 +121,7 @@ def _evict(order: Order, kept: t.Optional[Kept]) -> dict[str, t.Any]:
     seen_to_the_end = order.check_mode or _climb(climber)
     _report_absent(order, climber)
     lost = any(reason.code == "lease_lost" for reason in climber.report.reasons)
-    removed, left = _clear_leftovers(order, climber) if seen_to_the_end and not lost else ([], [])
+    removed, left = _clear_leftovers(order, climber, looked_at) if seen_to_the_end and not lost else ([], [])
     report = climber.report
     verdict = _verdict(climber, bool(plan), order.check_mode)
     seen = climber.after or climber.latest
@@ -335,10 +335,22 @@ def _recorded_inside(record: Record, order: Order, boot_id: t.Optional[str]) -> 
     )
 
 
-def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[dict[str, str]]]:
+def _deaths(order: Order, climber: Climber, looked_at: float) -> list[tuple[t.Optional[int], t.Optional[float]]]:
+    """(user, time) of leaders' deaths: of the one that was evicted, and of the launch whose leader was dead before."""
+    report = climber.report
+    found: list[tuple[t.Optional[int], t.Optional[float]]] = [(report.server_uid, report.leader_died_at)]
+    seen = climber.after or climber.latest
+    if order.name is not None and order.look.container is None and seen is not None:
+        record = read_record(order.state_dir, order.name).record
+        earlier = recorded_death(record, seen.processes, read_boot_id(order.look.proc), looked_at)
+        found += [earlier] if earlier is not None else []
+    return found
+
+
+def _clear_leftovers(order: Order, climber: Climber, looked_at: float) -> tuple[list[str], list[dict[str, str]]]:
     """Remove what a dead server left in shared memory, as far as the rules allow; say what was kept and why.
 
-    In check mode nothing is removed; what would be, is named.
+    ``looked_at``: the time before anybody was looked at. In check mode nothing is removed; what would be, is named.
     """
     guest = climber.after.guest if climber.after else None
     open_shm = None if guest is None else shm_opener(guest, order.shm_dir, order.look.proc)
@@ -349,15 +361,16 @@ def _clear_leftovers(order: Order, climber: Climber) -> tuple[list[str], list[di
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"
         return [], [{"name": order.shm_dir, "path": order.shm_dir, "why": f"it could not be looked at: {why}"}]
     reading = called.value
+    deaths = _deaths(order, climber, looked_at)
     removed, kept = [], []
     for file in reading.files or ():
-        leftover = judge_leftover(
-            file,
-            server_uid=climber.report.server_uid,
-            leader_died_at=climber.report.leader_died_at,
-            scan_complete=reading.scan_complete,
-            owners=owners,
-        )
+        judged = [
+            judge_leftover(
+                file, server_uid=uid, leader_died_at=died_at, scan_complete=reading.scan_complete, owners=owners
+            )
+            for uid, died_at in deaths
+        ]
+        leftover = next((one for one in judged if one.removable), judged[0])
         if not leftover.removable:
             if leftover.why.startswith("not a name of SGLang"):
                 continue

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
+import pwd
 import typing as t
 
 from .decide.targets import RecordedLaunch
 from .model import Process
-from .sglang.record import Record
+from .sglang.record import Record, recorded_process
 
 
 def launch_of(found: Process, record: Record, boot_id: t.Optional[str]) -> RecordedLaunch:
@@ -41,3 +42,17 @@ def launch_by(record: Record) -> RecordedLaunch:
         own_session=record.sid is not None and record.sid == record.pid,
         config=record.config,
     )
+
+
+def recorded_death(
+    record: t.Optional[Record], processes: t.Mapping[int, Process], boot_id: t.Optional[str], looked_at: float
+) -> t.Optional[tuple[int, float]]:
+    """(the server's user, a moment at which its leader was dead) of a launch whose leader had died before anybody
+    evicted it; ``looked_at``: before ``processes`` were seen. None: it lives, or there is nothing to go by.
+    """
+    if record is None or record.user is None or recorded_process(record, processes, boot_id) is not None:
+        return None
+    try:
+        return pwd.getpwnam(record.user).pw_uid, looked_at
+    except KeyError:
+        return None

@@ -207,3 +207,41 @@ def test_never_kill_a_bystander(host: Host) -> None:
     assert host.alive(bystanders)
     assert other.request("GET", "/health").status == 200
     assert other.find("sglang::scheduler") in {row["pid"] for row in result.json["spared"]}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_files_of_a_server_that_died_before_the_eviction_are_removed(host: Host, again: bool) -> None:
+    """Its loads file bears no pid: that it is the dead launch's is known by the record. ``again``: the launch serves
+    meanwhile once more, and its file stays, and so does one of somebody who has it mapped."""
+    server = host.server(gpus=(0,))
+    pids = set(server.tree())
+    host.record(server, user="root")
+    shm = host.ns.root / "dev" / "shm"
+    left = {path.name for path in shm.glob("sglang_loads_*")}
+    (shm / "dataset.bin").write_bytes(b"1")
+    host.kill(server.leader.pid, signal.SIGKILL)
+    host.gone(pids)
+    if again:
+        other = host.server(gpus=(1,), port=30009)
+        used = {path.name for path in shm.glob("sglang_loads_*")} - left
+        assert other.tree() and len(used) == 1
+    result = host.evict(name=NAME, port=30000)
+    assert not result.failed, result.json
+    assert len(left) == 1 and left <= set(result.json["leftovers"]["removed"])
+    kept = {path.name for path in shm.iterdir()}
+    assert "dataset.bin" in kept and not left & kept
+    if again:
+        assert used <= kept
+
+
+def test_files_stay_where_no_record_says_whose_they_were(host: Host) -> None:
+    server = host.server(gpus=(0,))
+    pids = set(server.tree())
+    shm = host.ns.root / "dev" / "shm"
+    left = {path.name for path in shm.glob("sglang_loads_*")}
+    host.kill(server.leader.pid, signal.SIGKILL)
+    host.gone(pids)
+    result = host.evict(name=NAME, port=30000)
+    assert not result.failed, result.json
+    assert left and left <= {path.name for path in shm.iterdir()}
+    assert left <= {row["name"] for row in result.json["leftovers"]["kept"]}
