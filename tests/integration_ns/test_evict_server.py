@@ -211,8 +211,8 @@ def test_never_kill_a_bystander(host: Host) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_files_of_a_server_that_died_before_the_eviction_are_removed(host: Host, again: bool) -> None:
-    """Its loads file bears no pid: that it is the dead launch's is known by the record. ``again``: the launch serves
-    meanwhile once more, and its file stays, and so does one of somebody who has it mapped."""
+    """Its loads file bears no pid: that it is the dead launch's is known by the record. ``again``: another
+    server of that user runs meanwhile, and its file stays; so does what is no name of SGLang's."""
     server = host.server(gpus=(0,))
     pids = set(server.tree())
     host.record(server, user="root")
@@ -221,6 +221,7 @@ def test_files_of_a_server_that_died_before_the_eviction_are_removed(host: Host,
     (shm / "dataset.bin").write_bytes(b"1")
     host.kill(server.leader.pid, signal.SIGKILL)
     host.gone(pids)
+    used: set[str] = set()
     if again:
         other = host.server(gpus=(1,), port=30009)
         used = {path.name for path in shm.glob("sglang_loads_*")} - left
@@ -230,8 +231,7 @@ def test_files_of_a_server_that_died_before_the_eviction_are_removed(host: Host,
     assert len(left) == 1 and left <= set(result.json["leftovers"]["removed"])
     kept = {path.name for path in shm.iterdir()}
     assert "dataset.bin" in kept and not left & kept
-    if again:
-        assert used <= kept
+    assert used <= kept
 
 
 def test_files_stay_where_no_record_says_whose_they_were(host: Host) -> None:
