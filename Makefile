@@ -7,7 +7,7 @@ PYTHON ?= python3
 RUN = $(PYTHON) tests/tools/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine system gates unit test full lab oracle mutation ee demo clean clean-cache
+.PHONY: help venv engine system gates unit test full lab soak oracle mutation ee demo clean clean-cache
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ faults: system venv ## the fault matrix: real faults at each entry point, with t
 
 faults-proof: system venv ## each row of the fault matrix without its defence: it must turn red
 	@nice $(PYTHON) tests/tools/faults.py --proof
+
+soak: system venv ## 200 relaunches in a row in the lab with random faults (COUNT=N, SEED=N, MINUTES=N); docs/development.md
+	@nice $(PYTHON) tests/tools/soak.py --count $(or $(COUNT),200) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 oracle: ## our reading of SGLang's options against the parsers of its wheels 0.5.10 to 0.5.23 (VERSIONS="..." for some)
 	@$(PYTHON) scripts/bootstrap.py engine || echo "without an engine, names of options are all that is compared"
