@@ -733,7 +733,7 @@ class Climber:
             visitors = [one for one in snapshot.holders[gpu.index].visitors if one.protected is None]
             if gpu.processes is None and not gpu.mig and visitors:
                 pids = ", ".join(str(one.pid) for one in visitors[:4])
-                text = f"who holds {gpu.label} is not known: the driver gives no process list, and pid {pids} have it open"
+                text = f"who holds {gpu.label} is not known: the driver gives no process list; open in pid {pids}"
                 self._reason("gpus_unknown", text, gpu.label)
         blind = [pid for pid in snapshot.scan.unreadable if not _protected(pid, snapshot)]
         if blind:
