@@ -256,7 +256,7 @@ class Place:
 
     def own(self) -> dict[str, int]:
         """What the controller has: processes of its runs, and files that they left."""
-        left = [path for path in (self.scratch / "ansible").rglob("ansible-local-*")]
+        left = list((self.scratch / "ansible").rglob("ansible-local-*"))
         return {"controller's processes": len(self._controllers()), "controller's files": len(left)}
 
     def _controllers(self) -> list[int]:
