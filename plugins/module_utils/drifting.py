@@ -53,7 +53,7 @@ from .sglang import servers as tools
 from .sglang.cmdline import launched_flags
 from .sglang.configfile import read_config
 from .sglang.kept import print_of
-from .sglang.options import OptionTable
+from .sglang.option_table import OptionTable
 from .sglang.record import Reading, Record, read_record, recorded_process
 from .sglang.redact import Redactor, is_secret_flag, is_secret_variable
 from .snapshot import Snapshot

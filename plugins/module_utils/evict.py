@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from .act.climb import Climber, Deadlines
 from .act.drain import DrainWish
-from .act.lastrungs import OptIn
+from .act.optin import OptIn
 from .act.leftovers import remove_leftover
 from .decide.guests import judge_absence
 from .decide.leftovers import judge_leftover
@@ -24,18 +24,15 @@ from .errors import CleanSlateError
 from .exhausted import exhausted_by
 from .lease import Kept, check_run_id, keep
 from .model import Process, Reason, ShmFile, to_json
-from .observe.guest import outsiders, shm_opener, uids_of
-from .observe.inside import load_inside, real_path_inside
 from .observe.look import LookOptions, bounded_view
 from .observe.procfs import read_boot_id, read_identity
-from .observe.pve import read_guest as read_guest_config
 from .observe.shm import read_shm
 from .observe.vantage import vantage
 from .recorded import launch_by, launch_of, recorded_death
 from .results import guest_row, memory_rows
 from .sglang.cmdline import is_leader
 from .sglang.record import CURRENT, Record, find_recorded, parse, read_record, recorded_process, server_dir
-from .snapshot import Guest
+from .snapshot import Guest, Snapshot
 from .spawn import fetch_bounded
 
 LIVE_PROC = "/proc"
@@ -162,6 +159,8 @@ def _report_absent(order: Order, climber: Climber) -> None:
     guest = seen.guest if seen else None
     if guest is None or guest.state in ("running", "broken"):
         return
+    from .observe.pve import read_guest as read_guest_config
+
     climber.report.reasons.extend(judge_absence(guest, read_guest_config(guest.vmid, order.pve_dir)))
 
 
@@ -252,6 +251,8 @@ def _program_inside(record: Record, guest: t.Optional[Guest], proc: str) -> t.Op
     root_pid, python = (guest.root_pid if guest else None), record.python
     if root_pid is None or python is None:
         return None
+    from .observe.inside import real_path_inside
+
     start = guest.root_start if guest else None
     called = fetch_bounded(lambda: real_path_inside(root_pid, python, proc, start), SHM_DEADLINE_S)
     return t.cast("t.Optional[str]", called.value) if called.ok else None
@@ -270,6 +271,8 @@ def _find_record(order: Order) -> t.Optional[Record]:
     root_pid = guest.root_pid if guest else None
     if root_pid is None:
         return None  # nobody leads into it: then its port and its unit tell the server
+    from .observe.inside import load_inside
+
     path = f"{server_dir(order.state_dir, name)}/{CURRENT}"
     owner = guest.uid_base if guest else None
     start = guest.root_start if guest else None
@@ -347,15 +350,26 @@ def _deaths(order: Order, climber: Climber, looked_at: float) -> list[tuple[t.Op
     return found
 
 
+def _shm_of_guest(
+    order: Order, seen: t.Optional[Snapshot]
+) -> tuple[t.Optional[t.Callable[[], int]], t.Optional[frozenset[int]], t.Optional[tuple[range, ...]]]:
+    """How a container's shared memory is opened, which members know themselves by our pids, and whose files are its
+    own; None for our own."""
+    guest = seen.guest if seen else None
+    if guest is None or seen is None:
+        return None, None, None
+    from .observe.guest import outsiders, shm_opener, uids_of
+
+    proc = order.look.proc
+    return shm_opener(guest, order.shm_dir, proc), outsiders(guest, seen.processes), uids_of(guest, proc)
+
+
 def _clear_leftovers(order: Order, climber: Climber, looked_at: float) -> tuple[list[str], list[dict[str, str]]]:
     """Remove what a dead server left in shared memory, as far as the rules allow; say what was kept and why.
 
     ``looked_at``: the time before anybody was looked at. In check mode nothing is removed; what would be, is named.
     """
-    guest = climber.after.guest if climber.after else None
-    open_shm = None if guest is None else shm_opener(guest, order.shm_dir, order.look.proc)
-    inner = outsiders(guest, climber.after.processes) if guest and climber.after else None
-    owners = None if guest is None else uids_of(guest, order.look.proc)
+    open_shm, inner, owners = _shm_of_guest(order, climber.after)
     called = fetch_bounded(lambda: read_shm(order.shm_dir, order.look.proc, open_shm, inner), SHM_DEADLINE_S)
     if not called.ok:
         why = called.error or f"no answer within {SHM_DEADLINE_S:g} s"

@@ -345,7 +345,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.drain import HOW, DrainWish
-from ansible_collections.cleanslate.sglang.plugins.module_utils.act.lastrungs import OPT_IN
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.optin import OPT_IN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
     CONTAINER,
     DEVICES,

@@ -9,7 +9,11 @@ import re
 import typing as t
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import NOT_KNOWN, Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import (
+    NOT_KNOWN,
+    Option,
+    OptionTable,
+)
 
 _TYPES = {
     "int": "int",

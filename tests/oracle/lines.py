@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import typing as t
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import is_secret_flag
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Rule, Term
 

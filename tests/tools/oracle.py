@@ -31,7 +31,8 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide import ar
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.flags_plan import judge_flags, words_of  # noqa: E402
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError  # noqa: E402
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.flags import render, to_yaml  # noqa: E402
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import OptionTable, read_options  # noqa: E402
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import OptionTable  # noqa: E402
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import read_options  # noqa: E402
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Rule, broken, read_rules  # noqa: E402
 from ansible_collections.cleanslate.sglang.scripts.bootstrap import cache_dir  # noqa: E402
 from ansible_collections.cleanslate.sglang.tests.oracle import compare, lines  # noqa: E402

@@ -20,14 +20,12 @@ from ..cgroups import guest_of, unit_of, unit_path_of, user_unit_of
 from ..decide.gpus import baseline_for
 from ..decide.guests import elsewhere
 from ..decide.holders import killable
-from ..decide.optin import refuse_gpu_reset
 from ..decide.ports import program_of
 from ..decide.protected import protected_why
 from ..decide.restarters import restarter_of
 from ..decide.targets import Memory, Owner, Request, Selection, Spared, Target, nearest_leaders, select
 from ..model import Gpu, GpuReading, Process, Reason
 from ..observe import nvml
-from ..observe.inflight import Counter
 from ..observe.look import LookOptions, holds_now, look, look_with, still_listed
 from ..observe.procfs import read_identity, read_process, read_wchan
 from ..observe.systemd import has_systemd, read_unit
@@ -37,16 +35,14 @@ from ..snapshot import Guest, Snapshot, Unit
 from ..spawn import call_bounded
 from .cgroup_kill import kill_cgroup
 from .drain import Drained, DrainWish, count_once, drain
-from .lastrungs import (
-    LastRung,
-    OptIn,
-    container_stop_refusals,
-    planned_for_container,
-    reset_stuck_gpus,
-    stop_container,
-)
+from .optin import OPT_IN, OptIn
 from .owners import Asked, ask_to_stop
 from .signals import Grip, Sent, grip, send, wait_ended
+
+# What only some rungs need is loaded by them: every module that starts compiles what it loads.
+if t.TYPE_CHECKING:
+    from ..observe.inflight import Counter
+    from .lastrungs import LastRung
 
 # Reasons that say how things stood before a rung that changed them.
 STATE_CODES = frozenset(
@@ -169,6 +165,8 @@ class Climber:
     )
     leader_end: t.Optional[float] = None  # the same for a leader, and only where no owner stopped it
     restarter: str = ""  # who may start a leader again by itself; empty while nobody has a tie to one
+    unseen: bool = False  # something was done since the last look
+    fresh: t.Optional[GpuReading] = None  # what the last look had read of the GPUs just before, if it had
 
     def look(self, reading: t.Optional[GpuReading] = None) -> tuple[Snapshot, Selection]:
         """Look, select, and remember who was selected: when a leader is gone, its tree can still be told.
@@ -176,12 +174,18 @@ class Climber:
         A leader that was not there at the first look has come back, and is noted with who brought it back.
         ``reading``: of the GPUs, where it was just taken.
         """
-        if reading is None and self.latest is not None:
-            reading = self._reading(self.latest)
-        snapshot = look(self.options) if reading is None else look_with(self.options, reading)
+        if reading is None and self.latest is not None and self._reads_anew(self.latest):
+            reading = self._read_gpus()
+        if reading is not None:
+            snapshot = look_with(self.options, reading)
+        elif self.latest is not None:
+            known = still_listed(self.latest.reading, self.latest.processes, self.options.proc)
+            snapshot = look_with(self.options, known)
+        else:
+            snapshot = look(self.options)
         selection = select(snapshot, self.request, self.memory)
         self.memory = self.memory.with_selection(selection)
-        self.latest = snapshot
+        self.latest, self.unseen, self.fresh = snapshot, False, reading
         if self.before is None:
             self.before = snapshot
             self.options = pinned_to(self.options, snapshot)
@@ -193,13 +197,21 @@ class Climber:
         self._note(snapshot, selection)
         return snapshot, selection
 
-    def _reading(self, last: Snapshot) -> GpuReading:
-        """The GPUs for a later look: anew where the driver's list selects anybody, else the last one's, of which only
-        those rows count whose pid still means the same process."""
+    def _reads_anew(self, last: Snapshot) -> bool:
+        """Whether a later look reads the GPUs again: where the driver's list selects anybody, and where somebody was
+        ended since, whose memory may be free by now. Else the last reading does, of which only those rows count whose
+        pid still means the same process."""
         quick = last.reading.gpus is not None and last.reading.seconds < QUICK_S
-        if self.request.scope != "server" and quick and not self.options.without_gpus:
-            return nvml.read_gpus(self.options.nvml_deadline_s, self.options.proc)
-        return still_listed(last.reading, last.processes, self.options.proc)
+        wanted = self.request.scope != "server" or (self.unseen and not self._may_return)
+        return wanted and quick and not self.options.without_gpus
+
+    @property
+    def _may_return(self) -> bool:
+        """Whether a leader was ended that somebody may start again by himself."""
+        return self.leader_end is not None and bool(self.restarter)
+
+    def _read_gpus(self) -> GpuReading:
+        return nvml.read_gpus(self.options.nvml_deadline_s, self.options.proc)
 
     def climb(self) -> Report:
         """Climb until nobody wanted gone is left, the rungs are used up, or something unkillable ends it."""
@@ -217,7 +229,10 @@ class Climber:
             if self._fenced_off():
                 break
             go_on = action(snapshot, selection)
-            snapshot, selection = self.look()
+            if self.unseen:
+                snapshot, selection = self.look()
+            elif self.latest is not None:  # nothing was done since the last look
+                snapshot, selection = self.latest, select(self.latest, self.request, self.memory)
             if not go_on:
                 break
         else:
@@ -225,9 +240,11 @@ class Climber:
         self._report_stayed(selection)
         reading = None
         if acted or self.pinned_mib:
-            reading = self._wait_for_memory(snapshot)
-            snapshot, selection = self.look(reading)
-            self._report_stayed(selection)
+            known = None if self.unseen else self.fresh
+            reading = self._wait_for_memory(snapshot, known)
+            if reading is None or reading is not known:
+                snapshot, selection = self.look(reading)
+                self._report_stayed(selection)
         last = self._last_rungs(snapshot, selection)
         self._report_blind(last)
         # What was read after the end of everybody, and before nothing else was done, is the last look.
@@ -290,6 +307,7 @@ class Climber:
         finally:
             _close_all(grips)
         self.report.drained = done
+        self.unseen = True  # time went by
         self.report.rungs.append(Rung("drain", (), (), (), round(time.monotonic() - started, 3), _drain_note(done)))
         return True
 
@@ -306,6 +324,8 @@ class Climber:
             self.report.drained = count_once(self.drain, self._counters(snapshot, selection, "connections"), why)
 
     def _counters(self, snapshot: Snapshot, selection: Selection, how: str) -> list[Counter]:
+        from ..observe.inflight import Counter
+
         chosen = {one.process.key for one in selection.leaders}
         family = [one.process.pid for one in selection.leaders + selection.members]
         wanted = self.request.port or (self.request.record.port if self.request.record else None)
@@ -452,9 +472,11 @@ class Climber:
 
     def _last_rungs(self, snapshot: Snapshot, selection: Selection) -> Snapshot:
         """Where all that was not enough: restart the container, reset the GPUs; only with the operator's word."""
-        guest = snapshot.guest
-        if self._fenced_off():
+        if self._fenced_off() or not any(rung in self.rungs for rung in OPT_IN):
             return snapshot
+        from .lastrungs import reset_stuck_gpus, stop_container
+
+        guest = snapshot.guest
         if "container_stop" in self.rungs and guest is not None and self._in_the_way(snapshot, selection, guest):
             limits = (self.deadlines.container_stop + self._unpin_s(), self.deadlines.container_start)
             done = stop_container(
@@ -479,6 +501,11 @@ class Climber:
             self._reason("gpu_reset_not_considered", text, label, "warning")
 
     def _plan_last_rungs(self, snapshot: Snapshot, selection: Selection) -> list[tuple[str, tuple[str, ...]]]:
+        if not any(rung in self.rungs for rung in OPT_IN):
+            return []
+        from ..decide.optin import refuse_gpu_reset
+        from .lastrungs import container_stop_refusals, planned_for_container
+
         rows = []
         guest = snapshot.guest
         if "container_stop" in self.rungs and guest is not None and self._in_the_way(snapshot, selection, guest):
@@ -644,6 +671,7 @@ class Climber:
         )
         rung = Rung(name, tuple(asked), left, stayed, round(time.monotonic() - started, 3), note)
         self.report.rungs.append(rung)
+        self.unseen = True
         for held in grips:
             if held.process.key in ended:
                 self.report.ended.append({"pid": held.process.pid, "title": program_of(held.process), "rung": name})
@@ -675,7 +703,7 @@ class Climber:
 
         Not where nobody has a tie to it, as with a server that process 1 has adopted.
         """
-        while self.leader_end is not None and self.restarter:
+        while self.leader_end is not None and self._may_return:
             while not selection.leaders and time.monotonic() < self.leader_end + RETURN_S:
                 time.sleep(SETTLE_S)
                 snapshot, selection = self.look()
@@ -777,10 +805,12 @@ class Climber:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _wait_for_memory(self, snapshot: Snapshot) -> t.Optional[GpuReading]:
+    def _wait_for_memory(
+        self, snapshot: Snapshot, known: t.Optional[GpuReading] = None
+    ) -> t.Optional[GpuReading]:
         """Wait until the chosen GPUs are down to their limit; longer where host memory was pinned, and say so.
 
-        The last reading of them; None where there is nothing to read.
+        ``known``: what was read of them after the last deed. The last reading; None where there is nothing to read.
         """
         if self.options.without_gpus:
             return None
@@ -789,7 +819,8 @@ class Climber:
         waited_for = [gpu for gpu in snapshot.gpus if not snapshot.holders[gpu.index].holders]
         indices = {gpu.index for gpu in waited_for}
         while True:
-            reading = nvml.read_gpus(self.options.nvml_deadline_s, self.options.proc)
+            reading = self._read_gpus() if known is None else known
+            known = None
             used = self._used_above_limit(reading, indices)
             waited = time.monotonic() - started
             if used is None or not used or waited >= expected:

@@ -19,20 +19,8 @@ from ..observe.kernel_log import log_clock_s
 from ..observe.pve import read_guest
 from ..snapshot import Guest, Snapshot
 from .guest import restart_container
+from .optin import OptIn
 from .reset import reset_gpus
-
-OPT_IN = ("container_stop", "gpu_reset")
-
-
-@dataclass(frozen=True)
-class OptIn:
-    """What the operator confirmed, and whom else in the container he gave up."""
-
-    pve_dir: str = "/etc/pve"
-    confirm_container_stop: t.Optional[str] = None
-    confirm_gpu_reset: tuple[str, ...] = ()
-    acknowledge: tuple[str, ...] = ()
-    protect: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

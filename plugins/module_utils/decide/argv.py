@@ -14,7 +14,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from ..sglang.argtypes import NotThisType, convert, expected
-from ..sglang.options import NOT_KNOWN, Option, OptionTable
+from ..sglang.option_table import NOT_KNOWN, Option, OptionTable
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 HELP = Option(("help",), values="none", nargs=0, action="help", dest="help")

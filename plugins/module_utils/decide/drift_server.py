@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..sglang import flags as flag_tools
 from ..sglang.cmdline import LaunchedFlags
-from ..sglang.options import OptionTable
+from ..sglang.option_table import OptionTable
 from ..sglang.redact import MASK, SECRET_FLAGS, Redactor, is_secret_flag, is_secret_name, is_secret_variable
 from ..sglang.running import RunningFlags, judge_flags
 from ..sglang.servers import Wanted, compare

@@ -17,7 +17,7 @@ from ..errors import CleanSlateError
 from ..plan_model import Finding
 from ..sglang import flags as flag_tools
 from ..sglang.install import version_tuple
-from ..sglang.options import Option, OptionTable
+from ..sglang.option_table import Option, OptionTable
 from ..sglang.redact import is_secret_flag
 from ..sglang.retired import RETIRED, RETIRED_CHOICES, Retired
 from ..sglang.rules import Rule, broken

@@ -11,10 +11,12 @@ import typing as t
 from ..cgroups import guest_of, unit_of, unit_path_of
 from ..errors import UnknownDevice
 from ..model import Gpu, Process, Reason
-from ..proxmox import GuestConfig
 from ..sglang.cmdline import worker_role
 from ..snapshot import Guest, Snapshot, Unit
 from .gpus import choose_gpus, names_gpu
+
+if t.TYPE_CHECKING:
+    from ..proxmox import GuestConfig
 
 
 def elsewhere(process: Process, snapshot: Snapshot) -> bool:

@@ -10,7 +10,8 @@ import typing as t
 from ..errors import CleanSlateError
 from ..model import Process
 from ..sglang.install import Install, find_install
-from ..sglang.options import OptionTable, read_options
+from ..sglang.option_table import OptionTable
+from ..sglang.options import read_options
 from ..sglang.rules import Rule, read_rules
 from ..sglang.sources import Package
 from ..spawn import fetch_bounded

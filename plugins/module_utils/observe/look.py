@@ -25,7 +25,6 @@ from ..snapshot import Guest, Leader, Snapshot, Unit
 from ..spawn import fetch_bounded
 from . import nvml, procfs
 from .devices import NVIDIA_MAJOR, scan_devices
-from .guest import check_container, read_guest
 from .inside import read_inside
 from .systemd import has_systemd, read_unit
 
@@ -71,6 +70,8 @@ def look(options: LookOptions) -> Snapshot:
         CleanSlateError: the processes can't be read, or a container is asked for where none can be seen.
     """
     if options.container is not None:
+        from .guest import check_container
+
         check_container(options.container, options.proc)
     reading = NO_GPUS if options.without_gpus else nvml.read_gpus(options.nvml_deadline_s, options.proc)
     return look_with(options, reading)
@@ -149,6 +150,8 @@ def _view(options: LookOptions) -> View:
     scan = scan_devices(processes, options.proc, options.device_major)
     guest = None
     if options.container is not None:
+        from .guest import read_guest  # every module that starts compiles what it loads
+
         guest = read_guest(options.container, processes, options.device_major, options.proc, options.sys)
     return processes, scan, find_leaders(processes, options, guest), guest
 

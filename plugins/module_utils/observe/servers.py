@@ -12,7 +12,8 @@ from ..model import Process
 from ..sglang.cmdline import LaunchedFlags, launched_flags
 from ..sglang.install import Install, find_install
 from ..sglang.logs import read_ends
-from ..sglang.options import OptionTable, read_options
+from ..sglang.option_table import OptionTable
+from ..sglang.options import read_options
 from .inside import enter_root
 from .procfs import read_environment
 

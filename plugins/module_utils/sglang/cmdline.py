@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from .configfile import read_config
 from .flags import canonical, normalise
-from .options import COMMON_OPTIONS, OptionTable
+from .option_table import COMMON_OPTIONS, OptionTable
 from .redact import MASK, Redactor, is_secret_flag
 
 _LEADER_MODULES = ("sglang.launch_server",)

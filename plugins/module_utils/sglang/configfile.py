@@ -10,12 +10,6 @@ import json
 import re
 import typing as t
 
-yaml: t.Any
-try:
-    import yaml
-except ImportError:
-    yaml = None
-
 _LINE = re.compile(r"""^(?P<key>[A-Za-z][\w-]*|"[^"\\]+"|'[^'\\]+')\s*:(?:\s+(?P<value>\S.*))?$""")
 _ITEM = re.compile(r"^\s*-\s+(?P<value>\S.*)$")
 _COMMENT = re.compile(r"(?<!\s)\s+#.*$")  # bound to the first blank: else a row of them is read from each
@@ -33,7 +27,8 @@ class NotUnderstood(ValueError):
 def read_config(text: str) -> t.Optional[dict[str, t.Any]]:
     """The mapping in the file; None when it can't be understood (then what it sets is unknown, not nothing)."""
     try:
-        data = read_subset(text) if yaml is None else _read_yaml(text)
+        yaml = _pyyaml()
+        data = read_subset(text) if yaml is None else _read_yaml(yaml, text)
         _check_size(data)
     except Exception:
         # Foreign text can make a YAML parser fail in any way (IndexError for an empty !!int, RecursionError for a
@@ -44,7 +39,16 @@ def read_config(text: str) -> t.Optional[dict[str, t.Any]]:
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else None
 
 
-def _read_yaml(text: str) -> t.Any:
+def _pyyaml() -> t.Any:
+    """PyYAML, or None where it is not installed. Loaded with the first file to be read: it is 20 ms of CPU time."""
+    try:
+        import yaml
+    except ImportError:
+        return None
+    return yaml
+
+
+def _read_yaml(yaml: t.Any, text: str) -> t.Any:
     """Without aliases: a file of 330 bytes can stand for 10^9 values, or hold itself, and whoever looks at its values
     then never comes to an end. (A merge key is as bad already while it is read.)"""
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):

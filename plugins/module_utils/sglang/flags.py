@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ..errors import CleanSlateError
-from .options import OptionTable
+from .option_table import OptionTable
 from .redact import SECRET_FLAGS, is_secret_flag
 
 ALIASES: t.Mapping[str, str] = {

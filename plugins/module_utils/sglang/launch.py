@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..errors import CleanSlateError
 from . import flags as flag_tools
 from .kept import REQUEST, UNIT, KeptRequest, print_of, request_text, secret_lines
-from .options import OptionTable
+from .option_table import OptionTable
 from .record import Record, launch_dir
 from .redact import MASK, SECRET_FLAGS, Redactor, is_secret_variable
 from .unit import UnitPlan, environment_text, unit_text

@@ -18,7 +18,7 @@ import re
 import typing as t
 from dataclasses import dataclass
 
-from .options import NOT_KNOWN, OptionTable
+from .option_table import NOT_KNOWN, OptionTable
 from .sources import Package, name_of, read_source
 
 _RECORDS = ("self", "server_args", "args", "cfg", "view", "sa")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import flags as flag_tools
 from .cmdline import LaunchedFlags
-from .options import NOT_KNOWN, Option, OptionTable
+from .option_table import NOT_KNOWN, Option, OptionTable
 from .redact import MASK, Redactor, is_secret_name
 from .rewritten import AUTO, REWRITTEN
 

@@ -13,7 +13,7 @@ from ..model import Process
 from . import flags as flag_tools
 from .cmdline import LaunchedFlags, is_leader, worker_role
 from .flags import Difference
-from .options import OptionTable
+from .option_table import OptionTable
 from .redact import is_secret_variable
 
 _FAMILIES = (

@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.flags_plan import judge_flags
 from ansible_collections.cleanslate.sglang.plugins.module_utils.plan_model import Finding
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.install import version_tuple
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.retired import RETIRED, RETIRED_CHOICES
 
 NEW = OptionTable(

@@ -14,7 +14,7 @@ import random
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide import argv
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
 
 TABLE = OptionTable(
     [

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.act import climb
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act import climb, lastrungs
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Climber, Deadlines
-from ansible_collections.cleanslate.sglang.plugins.module_utils.act.lastrungs import LastRung, OptIn
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.lastrungs import LastRung
+from ansible_collections.cleanslate.sglang.plugins.module_utils.act.optin import OptIn
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.owners import Asked, ask_to_stop
+from ansible_collections.cleanslate.sglang.plugins.module_utils.decide import optin
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.targets import Owner, Request, Selection
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Gpu, GpuReading, Process, Reason
@@ -64,10 +66,10 @@ class NodeWorld(World):
         self.attach_s: float | None = None
         self.health: dict[str, t.Any] = {}
         monkeypatch.setattr(climb, "read_identity", lambda pid, _proc="/proc": self.processes.get(pid))
-        monkeypatch.setattr(climb, "stop_container", self._stop_container)
-        monkeypatch.setattr(climb, "container_stop_refusals", lambda *_unused: self.stop_refused)
-        monkeypatch.setattr(climb, "reset_stuck_gpus", self._reset)
-        monkeypatch.setattr(climb, "refuse_gpu_reset", lambda *_unused: self.reset_refused)
+        monkeypatch.setattr(lastrungs, "stop_container", self._stop_container)
+        monkeypatch.setattr(lastrungs, "container_stop_refusals", lambda *_unused: self.stop_refused)
+        monkeypatch.setattr(lastrungs, "reset_stuck_gpus", self._reset)
+        monkeypatch.setattr(optin, "refuse_gpu_reset", lambda *_unused: self.reset_refused)
         monkeypatch.setattr(climb, "vantage", lambda _proc: "host")
 
     def gpu(self) -> Gpu:
@@ -383,7 +385,7 @@ def test_who_came_back_with_the_container_is_still_there(world: NodeWorld, monke
         world.processes[150] = inside(150, LEADER, SERVICE)
         return done
 
-    monkeypatch.setattr(climb, "stop_container", stop_and_start)
+    monkeypatch.setattr(lastrungs, "stop_container", stop_and_start)
     climber = world.climb()
     assert [(one.code, one.subject) for one in climber.report.reasons] == [("still_there", "pid 150")]
 
@@ -400,7 +402,7 @@ def test_a_rung_is_told_though_the_look_after_it_fails(world: NodeWorld, monkeyp
         monkeypatch.setattr(world, "look", blind)
         return done
 
-    monkeypatch.setattr(climb, "stop_container", stop_and_go_blind)
+    monkeypatch.setattr(lastrungs, "stop_container", stop_and_go_blind)
     climber = world.climber()
     with pytest.raises(CleanSlateError, match="no answer within 30 s"):
         climber.climb()

@@ -23,6 +23,8 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.targets i
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order, evict
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Process, ShmFile, ShmReading
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import inside as reading_inside
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe import pve
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
 from ansible_collections.cleanslate.sglang.plugins.module_utils.proxmox import GuestConfig
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.record import CURRENT, Record
@@ -190,7 +192,7 @@ def test_a_record_that_others_may_change(host: Host) -> None:
 
 def test_a_record_that_hangs_is_no_absent_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evict_module, "SHM_DEADLINE_S", 0.2)
-    monkeypatch.setattr(evict_module, "load_inside", lambda *_a, **_k: time.sleep(60))
+    monkeypatch.setattr(reading_inside, "load_inside", lambda *_a, **_k: time.sleep(60))
     with pytest.raises(CleanSlateError, match="no answer within 0.2 s"):
         host.find()
 
@@ -401,7 +403,7 @@ def test_nobody_there_is_only_good_news_of_a_container_that_is_known(
 ) -> None:
     looked_at: Guest = guest(state=state, root_pid=None, init_pid=None, inits=frozenset())
     climbed(dataclasses.replace(node(), guest=looked_at), monkeypatch)
-    monkeypatch.setattr(evict_module, "read_guest_config", lambda vmid, _dir: GuestConfig(vmid, exists))
+    monkeypatch.setattr(pve, "read_guest", lambda vmid, _dir: GuestConfig(vmid, exists))
     monkeypatch.setattr(evict_module, "_validate", lambda _order: None)
     result = evict(host.order(name=None, port=1))
     assert (result["verdict"], [one["code"] for one in result["reasons"]]) == (verdict, codes)

@@ -9,7 +9,8 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.decide.flags_plan import judge_flags, words_of
 from ansible_collections.cleanslate.sglang.plugins.module_utils.plan_model import Finding
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable, read_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import read_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Change, Rule, Term
 from ansible_collections.cleanslate.sglang.tests.unit.plugins.module_utils.sglang import fixture_sglang
 

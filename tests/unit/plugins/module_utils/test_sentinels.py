@@ -14,7 +14,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.plugins import module_utils
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sentinels import Sentinel
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import NOT_KNOWN
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import NOT_KNOWN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.sources import UNKNOWN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import fetch_bounded
 

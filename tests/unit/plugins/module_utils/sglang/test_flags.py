@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang import configfile, flags
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is what SGLang reads the file with; ansible-core brings it")
 
@@ -199,7 +199,7 @@ def test_the_subset_that_people_write() -> None:
 
 def test_a_broken_file_is_unknown_with_and_without_pyyaml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module in (yaml, None):
-        monkeypatch.setattr(configfile, "yaml", module)
+        monkeypatch.setattr(configfile, "_pyyaml", lambda module=module: module)
         assert configfile.read_config("a: [1") is None
         assert configfile.read_config("- 1") is None
         assert configfile.read_config("") == {}
@@ -240,7 +240,7 @@ def _laughing(levels: int) -> str:
 )
 def test_a_file_that_unfolds_without_end_is_not_understood(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (yaml, None):
-        monkeypatch.setattr(configfile, "yaml", module)
+        monkeypatch.setattr(configfile, "_pyyaml", lambda module=module: module)
         assert configfile.read_config(text) is None
 
 

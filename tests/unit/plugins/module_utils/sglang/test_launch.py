@@ -19,7 +19,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.launch im
     plan_launch,
     shown_before,
 )
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import Redactor
 
 KEY = "sk-Secret-1"

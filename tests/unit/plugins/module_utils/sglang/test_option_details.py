@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import (
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import (
     NOT_KNOWN,
     Option,
     OptionTable,
-    read_options,
 )
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import read_options
 from ansible_collections.cleanslate.sglang.tests.unit.plugins.module_utils.sglang import fixture_sglang
 
 

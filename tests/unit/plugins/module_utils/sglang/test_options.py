@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import (
-    COMMON_OPTIONS,
-    option_names,
-    read_options,
-)
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import COMMON_OPTIONS
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import option_names, read_options
 
 OLD = """
 import argparse

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import OptionTable, read_options
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import read_options
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rules import Rule, broken, read_rules
 
 OPTIONS = """

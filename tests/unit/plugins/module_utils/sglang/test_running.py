@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.model import to_json
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.cmdline import launched_flags
-from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.options import Option, OptionTable
+from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.option_table import Option, OptionTable
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.redact import MASK
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.rewritten import REWRITTEN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.sglang.running import (
