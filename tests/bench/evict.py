@@ -3,13 +3,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How long an eviction takes to a host that is seen to be free, beside what people type and beside what is possible.
 
-usage: python -m tests.bench.evict [--gpu] [--rounds N] [--gib N] [--pinned-gib N] [--killall PATH] [--json FILE]
+usage: python -m tests.bench.evict [--gpu] [--rounds N] [--gib N] [--pinned-gib N] [--killall PATH] [--child]
+       [--python WORDS] [--json FILE]
 
 Each arm brings down the same leader and child (tests/bench/holder.py), in a PID and mount namespace of the benchmark's
-own. Two times are taken: until the arm said its word, and until the memory was free, which a loop beside it watches.
+own, whose process 1 is called init and has adopted the leader, as of a server that was started `detached`. (With
+--child the leader's parent lives and might start it again, so gpu_evict watches for its return.) Two times are taken:
+until the arm said its word, and until the memory was free, which a loop beside it watches.
+
+gpu_evict runs as Ansible runs it on a target: the interpreter gets the one file (AnsiballZ) that Ansible made. How long
+Ansible's own `ping` takes in the same way is printed beside it: that much is the start of any module.
 
   the limit          SIGKILL by pid, and a tight loop until nobody and no memory is left
-  kill rung          gpu_evict with the rung `kill` alone, as a process of its own
+  kill rung          gpu_evict with the rung `kill` alone
   default ladder     gpu_evict as it is; the holder takes --exit-s after SIGTERM
   founding sequence  pkill -9 -f; sleep 5; fuser -k; sleep 5; nvidia-smi
   SGLang's killall   sglang/cli/killall.py of an installed wheel, where --killall names it (with --gpu)
@@ -41,10 +47,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".collections"))
 from ansible_collections.cleanslate.sglang.tests.doubles.nvml.double import Gpu, Hold, NvmlDouble
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_MODULE = ROOT / "tests" / "harness" / "run_module.py"
 PORT = 31777
 PATTERN = "sglang.launch_server"
 SLACK_MIB = 64  # as gpu_evict's own max_used_mib
+COLLECTION = "cleanslate.sglang"
+# Process 1: collects whatever falls to it; the benchmark is its child.
+INIT = """
+import os, sys
+environment = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+child = os.posix_spawnp(sys.argv[1], sys.argv[1:], environment)
+while True:
+    pid, status = os.wait()
+    if pid == child:
+        sys.exit(os.waitstatus_to_exitcode(status))
+"""
 ARM_DEADLINE_S = 180
 EXIT_S = 2.0  # of the holder after SIGTERM
 Arm = t.Callable[["Bench", "Holder"], str]
@@ -78,15 +94,18 @@ class Memory:
 
 
 class Holder:
-    """One leader and its child. A thread reaps the leader; the child falls to process 1."""
+    """One leader and its child. Both fall to process 1, which collects them; with ``child`` the leader is ours, and a
+    thread collects it.
+    """
 
     def __init__(self, bench: Bench, words: t.Sequence[str]) -> None:
         self.memory = bench.memory
         self.base_mib = self.memory.used_mib()
         argv = [sys.executable, "-m", PATTERN, "--port", str(PORT), *words]
         environment = {**os.environ, "PYTHONPATH": str(bench.directory)}
+        start = argv if bench.child else ["sh", "-c", '"$@" &', "start", *argv]
         self.process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+            start, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline().split()
@@ -120,6 +139,9 @@ class Bench:
     gpu: bool
     killall: str | None = None
     double: NvmlDouble | None = None
+    child: bool = False
+    python: t.Sequence[str] = (sys.executable,)
+    payloads: dict[str, Path] = dataclasses.field(default_factory=dict)
 
     def measure(self, arm: Arm, words: t.Sequence[str]) -> Figure:
         holder = Holder(self, words)
@@ -147,22 +169,49 @@ class Bench:
             os.kill(pid, signal.SIGKILL)
         return Figure(word_s, found[0] if found else None, said)
 
-    def evict(self, **arguments: t.Any) -> str:
-        values = {"name": "bench", "port": PORT, "state_dir": str(self.directory / "state"), **arguments}
-        values["devices"] = ["0"]
-        argv = [sys.executable, str(RUN_MODULE), "gpu_evict"]
-        paths = [str(ROOT / ".collections"), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, **(self.double.env() if self.double else {})}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    def prepare(self) -> None:
+        """Let Ansible make the files that it sends, with their arguments in them: nobody is there to be evicted yet."""
+        order = {"name": "bench", "port": PORT, "state_dir": str(self.directory / "state"), "devices": ["0"]}
+        self.payloads["ping"] = self._payload("ansible.builtin.ping", {})
+        self.payloads["kill"] = self._payload(f"{COLLECTION}.gpu_evict", {**order, "rungs": ["kill"]})
+        self.payloads["ladder"] = self._payload(f"{COLLECTION}.gpu_evict", order)
+
+    def _payload(self, module: str, arguments: t.Mapping[str, t.Any]) -> Path:
+        remote = Path(tempfile.mkdtemp(dir=self.directory))
+        (self.directory / "ansible.cfg").touch()
+        settings = {
+            "ANSIBLE_CONFIG": str(self.directory / "ansible.cfg"),
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_HOME": str(self.directory / "home"),
+            "ANSIBLE_KEEP_REMOTE_FILES": "1",
+            "ANSIBLE_REMOTE_TMP": str(remote),
+        }
+        words = ["localhost", "-c", "local", "-m", module, *(["-a", json.dumps(arguments)] if arguments else [])]
+        interpreter = ["-e", json.dumps({"ansible_python_interpreter": sys.executable})]
+        argv = [sys.executable, "-m", "ansible.cli.adhoc", *words, *interpreter]
         done = subprocess.run(
-            argv, input=json.dumps(values), capture_output=True, text=True, env=environment, timeout=120, check=False
+            argv, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120, check=False
         )
+        found = list(remote.rglob("AnsiballZ_*.py"))
+        if len(found) != 1:
+            raise SystemExit(f"Ansible made no file of {module}: {done.stdout[-500:]} {done.stderr[-500:]}")
+        return found[0]
+
+    def start(self, payload: str) -> subprocess.CompletedProcess[str]:
+        """One of those files, as a target's interpreter gets it."""
+        environment = {**os.environ, **(self.double.env() if self.double else {})}
+        argv = [*self.python, str(self.payloads[payload])]
+        return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+    def evict(self, payload: str) -> str:
+        done = self.start(payload)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if not lines:
             return f"no result: {done.stderr[-300:]}"
         result = json.loads(lines[-1])
         reasons = "; ".join(str(each.get("message")) for each in result.get("reasons", []))
-        return f"{result.get('verdict', result.get('msg'))}{': ' + reasons if reasons else ''}"
+        within = f" ({result['seconds']:.2f} s within)" if "seconds" in result else ""
+        return f"{result.get('verdict', result.get('msg'))}{within}{': ' + reasons if reasons else ''}"
 
 
 def at_the_limit(_bench: Bench, holder: Holder) -> str:
@@ -178,11 +227,11 @@ def by_sigterm(_bench: Bench, holder: Holder) -> str:
 
 
 def by_kill_rung(bench: Bench, _holder: Holder) -> str:
-    return bench.evict(rungs=["kill"])
+    return bench.evict("kill")
 
 
 def by_default_ladder(bench: Bench, _holder: Holder) -> str:
-    return bench.evict()
+    return bench.evict("ladder")
 
 
 def by_founding_sequence(bench: Bench, _holder: Holder) -> str:
@@ -234,7 +283,16 @@ def run(options: argparse.Namespace) -> int:
         simulated = Path(directory) / "nvml"
         simulated.mkdir()
         double = None if options.gpu else NvmlDouble(simulated)
-        bench = Bench(Path(directory), Memory(options.gpu), options.gpu, options.killall, double)
+        python = options.python.split() if options.python else [sys.executable]
+        memory = Memory(options.gpu)
+        bench = Bench(Path(directory), memory, options.gpu, options.killall, double, options.child, python)
+        bench.prepare()
+        starts = []
+        for _unused in range(max(3, options.rounds)):
+            began = time.monotonic()
+            bench.start("ping")
+            starts.append(time.monotonic() - began)
+        print(f"a module's start ({' '.join(python)}; Ansible's ping): {statistics.median(starts):.3f} s")
         kinds = {f"{options.gib} GiB plain": [("--gpu-gib" if options.gpu else "--host-gib"), str(options.gib)]}
         if options.gpu:
             kinds[f"{options.pinned_gib} GiB pinned, 1 GiB on the GPU"] = [
@@ -253,17 +311,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def as_process_one(options: argparse.Namespace) -> int:
-    """Process 1 of the namespace reaps whatever falls to it; the benchmark is its child."""
-    child = os.fork()
-    if child == 0:
-        os._exit(run(options))
-    while True:
-        pid, status = os.wait()
-        if pid == child:
-            return os.waitstatus_to_exitcode(status)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true")
@@ -271,14 +318,21 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--pinned-gib", type=float, default=8)
     parser.add_argument("--killall")
+    parser.add_argument("--child", action="store_true", help="the leader's parent lives")
+    parser.add_argument("--python", help="the target's interpreter and its options")
     parser.add_argument("--json")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        return as_process_one(options)
-    wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    argv = [*wrapper, sys.executable, "-m", "tests.bench.evict", "--inside", *sys.argv[1:]]
-    return subprocess.run(argv, cwd=ROOT, check=False).returncode
+        return run(options)
+    with tempfile.TemporaryDirectory() as directory:
+        # gpu_evict tells an init by its program's file; this one is the interpreter under that name.
+        init = Path(directory) / "init"
+        shutil.copy2(Path(getattr(sys, "_base_executable", sys.executable)).resolve(), init)
+        wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", str(init), "-S", "-c", INIT]
+        argv = [*wrapper, sys.executable, "-m", "tests.bench.evict", "--inside", *sys.argv[1:]]
+        environment = {**os.environ, "PYTHONHOME": sys.base_prefix}
+        return subprocess.run(argv, cwd=ROOT, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
