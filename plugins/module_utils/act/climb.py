@@ -192,8 +192,11 @@ class Climber:
         else:
             self._note_respawns(snapshot, selection)
         self.leaders_seen |= {one.process.key for one in selection.leaders}
+        family = {one.process.pid for one in selection.everybody}
         for one in selection.leaders:
-            self.restarter = self.restarter or restarter_of(one.process, snapshot.processes)
+            # A leader's fork has its command line and goes with it: a parent that is ended too restarts nobody.
+            if one.process.ppid not in family:
+                self.restarter = self.restarter or restarter_of(one.process, snapshot.processes)
         self._note(snapshot, selection)
         return snapshot, selection
 
