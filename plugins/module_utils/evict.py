@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from .act.climb import Climber, Deadlines
 from .act.drain import DrainWish
-from .act.optin import OptIn
 from .act.leftovers import remove_leftover
+from .act.optin import OptIn
 from .decide.guests import judge_absence
 from .decide.leftovers import judge_leftover
 from .decide.ports import program_of
