@@ -291,6 +291,33 @@ def test_nobody_is_waited_for_where_nobody_could_start_it_again(world: World) ->
     assert world.now - began >= ended + climb.RETURN_S - climb.SETTLE_S
 
 
+def test_a_fork_of_the_leader_is_nobody_who_could_start_it_again(world: World) -> None:
+    """It has the leader's command line, so it counts as a leader too; its parent goes with it."""
+    world.processes[102] = process(102, LEADER, ppid=100)
+    climber = world.climb(rungs=("kill",))
+    assert climber.restarter == ""
+    assert world.processes == {}
+
+
+def test_a_kill_is_followed_by_one_look_where_the_memory_is_free_by_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One before, one after; and a third where the memory came free later, so that what is told was seen last."""
+    looks: list[str] = []
+    before = dict(world.processes)
+    for name in ("look", "look_with"):
+        real = getattr(climb, name)
+        monkeypatch.setattr(climb, name, lambda *words, name=name, real=real: (looks.append(name), real(*words))[1])
+    assert codes(world.climb(rungs=("kill",))) == []
+    assert looks == ["look", "look_with"]
+    looks.clear()
+    world.processes.update(before)
+    until = world.now + 1
+    world.used_mib = lambda: 20_000 if world.now < until else 0
+    assert codes(world.climb(rungs=("kill",))) == []
+    assert looks == ["look", "look_with", "look_with"]
+
+
 def test_without_the_rung_kill_a_returned_server_is_only_named(world: World) -> None:
     world.respawn = returning(world)
     climber = world.climb(rungs=("term",))
