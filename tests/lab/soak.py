@@ -580,9 +580,10 @@ os.makedirs(launch)
 os.makedirs(f"{top}/launches/.gone-20260101T000000Z-dead")
 open(f"{launch}/config.yaml", "w").write("model-path: /mo")
 open(f"{top}/launches/.gone-20260101T000000Z-dead/env", "w").write("A=")
-temporary = f"{top}/.current.json.{os.getpid()}.0a1b2c3d"
-open(temporary, "w").write('{"launch_id": "2026')
-os.utime(temporary, (1, 1))
+for place in (f"{top}/.current.json", f"{top}/.lease.json"):
+    temporary = f"{place}.{os.getpid()}.0a1b2c3d"
+    open(temporary, "w").write('{"launch_id": "2026')
+    os.utime(temporary, (1, 1))
 """
 
 

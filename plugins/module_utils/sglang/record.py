@@ -42,6 +42,9 @@ CURRENT = "current.json"
 LAUNCHES = "launches"
 KEPT_LAUNCHES = 10
 LIMIT_BYTES = 1024 * 1024
+STALE_S = 600.0
+"""A file that waits for its rename for longer than that has lost its writer."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _LAUNCH_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}")
 
@@ -309,6 +312,17 @@ def create_file(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=dir_fd)
         raise
+    _remove_stale(dir_fd, name)
+
+
+def _remove_stale(dir_fd: int, name: str) -> None:
+    """What writers of the same file left that were killed before the rename."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.[0-9]+\.[0-9a-f]{{8}}")
+    with contextlib.suppress(OSError):
+        for entry in filter(pattern.fullmatch, os.listdir(dir_fd)):
+            status = os.stat(entry, dir_fd=dir_fd, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > STALE_S:
+                os.unlink(entry, dir_fd=dir_fd)
     os.fsync(dir_fd)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import stat
+import time
 import typing as t
 from pathlib import Path
 
@@ -169,3 +170,25 @@ def test_launches_of_one_second_sort_by_their_order() -> None:
         taken.append(records.new_launch_id(1000.0, taken))
     assert taken == sorted(set(taken))
     assert records.new_launch_id(1001.0, taken) > taken[-1]
+
+
+def test_writing_a_file_removes_what_killed_writers_of_it_left(tmp_path: Path) -> None:
+    """The lease, a unit, a record: each writer's temporaries, once they are old; nobody else's."""
+    left = {
+        ".lease.json.12.0a1b2c3d": 700.0,  # goes
+        ".lease.json.13.0a1b2c3d": 500.0,  # its writer may live
+        ".lease.lock": 700.0,
+        ".current.json.12.0a1b2c3d": 700.0,  # another file's
+        ".lease.json.12.0a1b2c3d.bak": 700.0,
+        "lease.json.12.0a1b2c3d": 700.0,
+    }
+    now = time.time()
+    for name, age in left.items():
+        (tmp_path / name).write_text("{")
+        os.utime(tmp_path / name, (now - age, now - age))
+    (tmp_path / ".lease.json.14.0a1b2c3d").mkdir()
+    os.utime(tmp_path / ".lease.json.14.0a1b2c3d", (1, 1))
+    records.write_file(str(tmp_path), "lease.json", b"{}")
+    expected = {*left, "lease.json", ".lease.json.14.0a1b2c3d"} - {".lease.json.12.0a1b2c3d"}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    assert (tmp_path / "lease.json").read_text() == "{}"
