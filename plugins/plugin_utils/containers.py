@@ -143,18 +143,22 @@ def node_connection(variables: Result, node_name: str, vmid: t.Any) -> JSON:
 
 
 def node_devices(server: Result, preflight_gpus: t.Any = None, before: t.Any = None) -> list[str]:
-    """The server's GPUs as the node is told them: by UUID where the view from inside told it, since indices differ.
+    """The server's GPUs as the node is told them: indices by the UUIDs that the view from inside told, since they differ.
 
-    Without a view they are what the inventory says. A GPU without a UUID goes by its bus id.
+    Without a view they are what the inventory says. A GPU without a UUID goes by its bus id. What the inventory names by
+    UUID or bus id is not translated: a container could say that it is another one.
     """
     if server.get("device") == "cpu":
         return []
     asked = [str(gpu) for gpu in server.get("gpus") or []]
+    named = [gpu for gpu in asked if not gpu.isdecimal()]
+    if named and len(named) == len(asked):
+        return asked
     shown = _rows(preflight_gpus)
-    used = set(gpu_indices(server, shown))
-    rows = [gpu for gpu in shown if gpu.get("index") in used] or _rows(before)
+    used = set(gpu_indices({**server, "gpus": [gpu for gpu in asked if gpu.isdecimal()]}, shown))
+    rows = [gpu for gpu in shown if gpu.get("index") in used] or ([] if named else _rows(before))
     names = [str(gpu.get("uuid") or gpu.get("bus_id") or "") for gpu in rows]
-    return names if names and all(names) else asked
+    return named + names if names and all(names) else asked
 
 
 def _rows(rows: t.Any) -> list[Result]:

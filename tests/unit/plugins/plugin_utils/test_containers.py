@@ -127,7 +127,11 @@ def test_lists_and_texts_with_commas(value: t.Any, wanted: list[str]) -> None:
         ({"gpus": ["1"]}, [], GPUS[1:], ["GPU-bbbb"]),
         ({"gpus": []}, GPUS, [], ["GPU-aaaa", "GPU-bbbb"]),
         ({"gpus": ["1"]}, None, None, ["1"]),
-        ({"gpus": ["00000000:3b:00.0"]}, GPUS, [], ["GPU-aaaa"]),
+        # What is named is not translated: a container might say that it is another one.
+        ({"gpus": ["00000000:3b:00.0"]}, GPUS, [], ["00000000:3b:00.0"]),
+        ({"gpus": ["GPU-aaaa"]}, [{"index": 0, "uuid": "GPU-bbbb", "bus_id": "GPU-aaaa"}], GPUS, ["GPU-aaaa"]),
+        ({"gpus": ["GPU-aaaa", "1"]}, GPUS, [], ["GPU-aaaa", "GPU-bbbb"]),
+        ({"gpus": ["GPU-aaaa", "7"]}, GPUS, GPUS, ["GPU-aaaa", "7"]),
         ({"gpus": ["0"]}, [{**GPUS[0], "uuid": None}], [], ["00000000:3B:00.0"]),
         ({"gpus": ["0"]}, [{"index": 0, "uuid": None}], [], ["0"]),
         ({"gpus": ["7"]}, GPUS, [], ["7"]),
