@@ -143,10 +143,10 @@ def node_connection(variables: Result, node_name: str, vmid: t.Any) -> JSON:
 
 
 def node_devices(server: Result, preflight_gpus: t.Any = None, before: t.Any = None) -> list[str]:
-    """The server's GPUs as the node is told them: indices by the UUIDs that the view from inside told, since they differ.
+    """The server's GPUs as the node is told them: by UUID where the view from inside told it, since indices differ.
 
-    Without a view they are what the inventory says. A GPU without a UUID goes by its bus id. What the inventory names by
-    UUID or bus id is not translated: a container could say that it is another one.
+    Without a view they are what the inventory says. A GPU without a UUID goes by its bus id. What the inventory names
+    by UUID or bus id is not translated: a container could say that it is another one.
     """
     if server.get("device") == "cpu":
         return []
