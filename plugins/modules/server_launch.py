@@ -102,6 +102,7 @@ options:
   launcher:
     description:
       - How the server is started. V(auto) is V(systemd) where systemd runs and the module is root, else V(detached).
+      - A detached server gets as many open files as may be given to it here; fewer than 1024 are refused.
     type: str
     choices: [auto, systemd, detached]
     default: auto

@@ -53,6 +53,7 @@ START_DEADLINE_S = 60.0
 DEFAULT_UNIT_DIR = "/etc/systemd/system"
 JOURNAL_DEADLINE_S = 10.0
 _OPEN_FILES = 1048576
+_LEAST_OPEN_FILES = 1024  # what a login has at least by default; with fewer a server dies while it starts
 _UNIT_LIMIT = 1 << 20
 _RUNNING = ("active", "activating", "reloading")
 
@@ -110,6 +111,8 @@ def check_preconditions(
         _check_systemd(unit_dir, run)
     if os.geteuid() != 0 and request.account.uid != os.geteuid():
         raise NotPermitted(f"only root can start a server as {request.account.user!r}; use become, or leave user away")
+    if request.launcher != "systemd":
+        _check_open_files()
     _check_paths(request)
     _check_state_dir(request.state_dir)
     check_links(request.state_dir, request.name)
@@ -176,6 +179,17 @@ def _check_systemd(unit_dir: str, run: str) -> None:
         raise NotPermitted("launcher is systemd: only root may write units; use become, or launcher: detached")
     if not os.path.isdir(unit_dir):
         raise CleanSlateError(f"unit_dir: {unit_dir} is not a directory")
+
+
+def _check_open_files() -> None:
+    """A server that we start ourselves can't have more open files than we may give it."""
+    files = _settable(resource.RLIMIT_NOFILE, _OPEN_FILES)[1]
+    if files != resource.RLIM_INFINITY and files < _LEAST_OPEN_FILES:
+        raise CleanSlateError(
+            f"no more than {files} files may be open at once here (RLIMIT_NOFILE), and that can't be raised; a server "
+            f"needs {_LEAST_OPEN_FILES} at least. Raise it for the account that logs in (limits.conf), or say "
+            "launcher: systemd"
+        )
 
 
 def _check_paths(request: LaunchRequest) -> None:
