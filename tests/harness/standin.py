@@ -50,17 +50,7 @@ class Standin:
 
     def tree(self) -> dict[int, str]:
         """pid -> title of the leader and all its living descendants (zombies left out)."""
-        parents: dict[int, int] = {}
-        for pid, _ticks in self.ns.living():
-            try:
-                text = (self.ns.proc / str(pid) / "stat").read_text(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            parents[pid] = int(text.rpartition(")")[2].split()[1])
-        found = {self.leader.pid} & set(parents)
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return {pid: " ".join(self.ns.cmdline(pid)) for pid in sorted(found)}
+        return tree_of(self.ns, self.leader.pid)
 
     def find(self, title: str) -> int:
         """The pid of the one process in the tree whose title starts with ``title``."""
@@ -89,6 +79,21 @@ class Standin:
             return response.status, response.read().decode()
 
         return Answer(*self.ns.call(send, deadline_s + 5))
+
+
+def tree_of(ns: Namespace, leader: int) -> dict[int, str]:
+    """pid -> title of a process inside and all its living descendants (zombies left out)."""
+    parents: dict[int, int] = {}
+    for pid, _ticks in ns.living():
+        try:
+            text = (ns.proc / str(pid) / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[pid] = int(text.rpartition(")")[2].split()[1])
+    found = {leader} & set(parents)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: " ".join(ns.cmdline(pid)) for pid in sorted(found)}
 
 
 def environment(faults: t.Mapping[str, str] | None = None) -> dict[str, str]:

@@ -145,7 +145,9 @@ elif module == "server_launch":
     answer = {"changed": True, "config_hash": config, "from_launch": "first" if back else None, "launch_id": None,
               "config_changed": config != state.get("config"), "secrets_changed": False,
               "record": {"port": 31000, "gpus": [], "device": None, "user": "root"}}
-    if back and not state.get("last_good"):
+    if fault.get("lost") and not back and not check:
+        answer = {"failed": True, "lease_lost": True, "msg": "the lease on 'chat' is no longer ours: run 7 has it"}
+    elif back and not state.get("last_good"):
         answer = {"failed": True, "msg": "no launch was ever proved"}
     elif not check:
         if fault.get("down") == "launch":
@@ -276,9 +278,9 @@ class Fleet(Scripted):
         return {unit: words[state["config"]] + ("" if state["serving"] else "!") for unit, state in found.items()}
 
     def fault(self, unit: str, **faults: t.Any) -> None:
-        """proof, old_proof: a verdict; slow; plan: denied; lease: a message; down: the step after which it is gone;
-        loses: a file that is gone after the eviction; evict_s: how long that takes; drained, present, listed: what the
-        router says against it."""
+        """proof, old_proof: a verdict; slow; plan: denied; lease: a message; lost: the lease is another run's at the
+        start; down: the step after which it is gone; loses: a file that is gone after the eviction; evict_s: how long
+        that takes; drained, present, listed: what the router says against it."""
         self.faults[unit] = faults
 
     def behind_a_router(self) -> None:

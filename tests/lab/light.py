@@ -103,14 +103,16 @@ class LightHost:
 
 
 class LightNetwork:
-    """The hosts of a test and their centre. ``shared`` shows in all of them; each has its own directory beside."""
+    """The hosts of a test and their centre. ``shared`` and ``keep`` show in all of them; each has its own directory
+    beside."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, keep: t.Sequence[Path] = ()) -> None:
         self.directory = directory
+        self._keep = [directory / "shared", *keep]
         self.shared = directory / "shared"
         self.ssh = directory / "shared" / "ssh"
         self.hosts: list[LightHost] = []
-        self.centre = Namespace(directory / "centre", keep=[self.shared])
+        self.centre = Namespace(directory / "centre", keep=self._keep)
         self._ended = contextlib.ExitStack()
 
     def __enter__(self) -> LightNetwork:
@@ -131,7 +133,7 @@ class LightNetwork:
     def host(self, name: str) -> LightHost:
         """One host more, which answers."""
         number = len(self.hosts) + 1
-        ns = self._ended.enter_context(Namespace(self.directory / name, keep=[self.shared]))
+        ns = self._ended.enter_context(Namespace(self.directory / name, keep=self._keep))
         host = LightHost(name, number, ns, self.ssh)
         ns.run(["sh", "-c", OWN_MOUNTS, "sh", STATE_DIR], STEP_DEADLINE_S).check()
         ip = _program("ip")
