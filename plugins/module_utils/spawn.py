@@ -140,8 +140,14 @@ def _call(
     try:
         answer = load(chunks["result"])
     except (ValueError, EOFError, pickle.UnpicklingError):
-        return Called(error=f"the helper process ended without an answer (status {status})")
+        return Called(error=f"the helper process {_unanswered(status)}")
     return Called(value=answer.get("value"), error=answer.get("error"))
+
+
+def _unanswered(status: t.Optional[int]) -> str:
+    if status == -signal.SIGKILL:
+        return "was killed, as the kernel does where the memory of the host or of this cgroup is used up"
+    return f"ended without an answer (status {status})"
 
 
 def spawn_detached(
@@ -243,10 +249,10 @@ def _call_child(
             for number in range(3):
                 os.dup2(null, number)
             _keep_only(result_fd)
-            answer = {"value": function()}
+            answer = dump({"value": function()})
         except Exception as exc:  # handed to the parent, which reports it
-            answer = {"error": exhausted_by(exc) or f"{type(exc).__name__}: {exc}"}
-        _write_all(result_fd, dump(answer))
+            answer = dump({"error": exhausted_by(exc) or f"{type(exc).__name__}: {exc}"})
+        _write_all(result_fd, answer)
     finally:
         os._exit(0)
 

@@ -32,7 +32,7 @@ from ansible_collections.cleanslate.sglang.tests.harness.modules import (
 )
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import Namespace
 from ansible_collections.cleanslate.sglang.tests.harness.standin import Standin
-from ansible_collections.cleanslate.sglang.tests.harness.trace import traced
+from ansible_collections.cleanslate.sglang.tests.harness.trace import CALLS, traced
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 from ansible_collections.cleanslate.sglang.tests.integration_ns.evicting import DEADLINES, Host
 
@@ -106,6 +106,9 @@ class Site(Looking):
             argv = traced(argv, record)
             at = argv.index("-o")
             argv[at:at] = [word for one in inject for word in ("-e", f"inject={one}")]
+            # A later set takes the place of the one before; only a call that is traced can be held up or made to fail.
+            calls = dict.fromkeys([*CALLS.split(","), *(one.partition(":")[0] for one in inject)])
+            argv[at:at] = ["-e", f"trace={','.join(calls)}"]
         environment = module_env({**self.host.nvml.env(smi=smi), **(env or {})})
         values = json.dumps(arguments)
 

@@ -64,7 +64,7 @@ def parse_trace(text: str) -> list[Signal]:
                 arguments += ", "
             line = f"{resumed['task']} {resumed['name']}({arguments}{rest.lstrip()}"
         call = _CALL.match(line)
-        if call is None:
+        if call is None or call["name"] not in CALLS.split(","):
             continue
         task, result = int(call["task"] or 0), int(call["result"])
         arguments_list = [argument.strip() for argument in call["arguments"].split(",")]

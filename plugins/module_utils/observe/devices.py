@@ -182,6 +182,8 @@ def _minor_of_mapping(
             return _minor_by_path(scanner, root, line, suspicious)
         if exc.errno in (errno.EPERM, errno.EACCES, errno.ENOENT):
             return _minor_by_path(scanner, root, line, suspicious)
+        if exc.errno == errno.ESRCH and root != base:  # a zombie leader has no map_files; its threads have the mapping
+            return _minor_by_path(scanner, root, line, suspicious)
         return None, True  # the process is gone
     minor = scanner.minor_of(kind)
     scanner.known[key] = minor
