@@ -92,8 +92,8 @@ def clearing() -> list[Path]:
 # --- the whole kind ---------------------------------------------------------------------------------------------------
 
 
-NO_CONTACT = ("set_fact", "fail", "debug", "meta", "assert")
-NO_CONTACT += ("include_tasks", "import_tasks", "include_role", "import_role")
+INCLUDES = ("include_tasks", "import_tasks", "include_role", "import_role")
+NO_CONTACT = ("set_fact", "fail", "debug", "meta", "assert", *INCLUDES)
 
 
 def tasks_of(path: Path) -> list[dict[str, t.Any]]:
