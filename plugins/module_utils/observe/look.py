@@ -139,9 +139,11 @@ def bounded_view(options: LookOptions) -> View:
         return t.cast(View, called.value)
     waits = called.stuck_wchan or "an unknown place"
     detail = called.error or f"no answer within {SCAN_DEADLINE_S:g} s (waits in {waits})"
+    advice = "" if called.error else (
+        " Look for a process in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is next."
+    )  # fmt: skip
     raise CleanSlateError(
-        f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that. "
-        "Look for a process in state D (ps -eo pid,stat,wchan,comm); where it can't be ended, a reboot is next."
+        f"the processes below {options.proc} can't be read: {detail}. Nothing was touched after that.{advice}"
     )
 
 
