@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.cleanslate.sglang.tests.faults import rows_clean, rows_evict, rows_identity, rows_play
+from ansible_collections.cleanslate.sglang.tests.faults import (
+    rows_clean,
+    rows_evict,
+    rows_identity,
+    rows_lies,
+    rows_limits,
+    rows_odd,
+    rows_play,
+)
 from ansible_collections.cleanslate.sglang.tests.faults.model import (
     BYSTANDER_KILLED,
     ERROR,
@@ -24,6 +32,9 @@ ROWS: tuple[Row, ...] = (
     *rows_identity.ROWS,
     *rows_play.ROWS,
     *rows_clean.ROWS,
+    *rows_lies.ROWS,
+    *rows_limits.ROWS,
+    *rows_odd.ROWS,
     *rows_play.PLAYBOOKS,
 )
 MODULES = ("gpu_info", "gpu_evict", "clean_state", "drift")

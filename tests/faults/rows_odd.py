@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -332,11 +333,21 @@ TRACED_IS_NOT_STOPPED = Patch(
 def supervisor(name: str, fault: str, *words: str) -> Row:
     return Row(
         f"evict-supervisor-{name}", fault, "gpu_evict", ("failed",), supervised(*words), (ENDLESS_RESPAWNS,),
-        codes=("respawn",), may_die=("server",), bound_s=90, quick=False,
+        codes=("respawn",), may_die=("server",), bound_s=90,
     )  # fmt: skip
 
 
-ROWS = (
+# Part of `make faults`: a few of each kind, under four seconds each.
+QUICK = frozenset(
+    {
+        "evict-leaderless",
+        "clean-leaderless",
+        "clean-mapping-only",
+        "info-other-node",
+        "clean-smi-entities",
+    }
+)
+ALL = (
     Row(
         "evict-vfork", "a holder in state D that waits for its vfork child, which ignores SIGTERM", "gpu_evict",
         ("evicted",), evicts("vfork", "D"), (NO_SIGKILL,), may_die=("holder",),
@@ -373,11 +384,11 @@ ROWS = (
         "evict-frozen-rank", "all but one rank can be killed: it is in a frozen cgroup (v1)", "gpu_evict",
         ("failed",), frozen_rank,
         (Patch(CLIMB, "if one.process.kill_pending or one.process.state == \"D\"]", "if False]"),),
-        codes=("unkillable",), may_die=("server",), quick=False,
+        codes=("unkillable",), may_die=("server",),
     ),
     Row(
         "evict-pids-wrap", "400 pids: a number of the server's has a new owner at once", "gpu_evict", ("evicted",),
-        pids_wrap, (ANY_MEMBER,), may_die=("server",), quick=False,
+        pids_wrap, (ANY_MEMBER,), may_die=("server",),
     ),
     supervisor("shell", "a shell loop starts the server again", "sh", "-c", SHELL, "sh"),
     supervisor("sessions", "a supervisor gives each start a session of its own", sys.executable, "-c", SESSIONS),
@@ -431,6 +442,7 @@ ROWS = (
     Row(
         "clean-kernel-log-huge", "a kernel log of 100 MB, a dead GPU in its beginning", "clean_state", ("dirty",),
         huge_kernel_log, (Patch(XIDS, "        result += _of_gpu(gpu, own, now_s, window_s, log.complete)\n", ""),),
-        codes=("xid_host_restart", "kernel_log_incomplete"), quick=False,
+        codes=("xid_host_restart", "kernel_log_incomplete"),
     ),
 )  # fmt: skip
+ROWS = tuple(dataclasses.replace(row, quick=row.id in QUICK) for row in ALL)
