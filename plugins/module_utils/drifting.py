@@ -95,6 +95,9 @@ def check(options: DriftOptions, servers: t.Sequence[Raw]) -> Json:
         snapshot = look(options.look)
     except CleanSlateError as error:
         return _finished(options, _blind(servers, str(error)), start, redactor_of)
+    hidden = "; ".join(f"{problem.call}: {problem.message}" for problem in snapshot.problems)
+    if hidden:  # whoever is not even listed is not one who does not run
+        return _finished(options, _blind(servers, hidden), start, redactor_of)
     seen = _Check(options, servers, snapshot, redactor_of).look()
     return _finished(options, seen, start, redactor_of)
 

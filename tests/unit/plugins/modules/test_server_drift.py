@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import typing as t
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from ansible_collections.cleanslate.sglang.plugins.module_utils import drifting
 from ansible_collections.cleanslate.sglang.plugins.module_utils.drifting import DriftOptions, check
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
+from ansible_collections.cleanslate.sglang.plugins.module_utils.model import Problem
 from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.look import LookOptions
 from ansible_collections.cleanslate.sglang.plugins.module_utils.results import account
+from ansible_collections.cleanslate.sglang.plugins.module_utils.snapshot import Snapshot
 from ansible_collections.cleanslate.sglang.plugins.modules import server_drift
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import drift_settings
 
@@ -116,6 +119,21 @@ def test_where_the_processes_cannot_be_read_nothing_is_in_sync(
     (server,) = found["servers"]
     assert (server["verdict"], server["running"]) == ("unknown", None)
     assert [(row["item"], row["state"]) for row in server["drift"]] == [("processes", "unknown")]
+
+
+def test_a_server_that_is_hidden_is_not_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hidepid: nobody else's processes are listed, and the server's may be among them."""
+    seen = drifting.look
+
+    def hidden(given: LookOptions) -> Snapshot:
+        problem = Problem("list processes", None, "/proc hides the processes of others (hidepid)")
+        return dataclasses.replace(seen(given), problems=(problem,))
+
+    monkeypatch.setattr(drifting, "look", hidden)
+    found = check(options(tmp_path), [SERVER])
+    (server,) = found["servers"]
+    assert (found["verdict"], server["verdict"], server["running"]) == ("unknown", "unknown", None)
+    assert "hidepid" in json.dumps(found["host"]["drift"])
 
 
 def test_a_server_that_never_was_here(tmp_path: Path) -> None:

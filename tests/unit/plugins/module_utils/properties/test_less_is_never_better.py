@@ -165,7 +165,7 @@ def test_a_look_that_failed_never_makes_an_eviction_better(drawn: tuple[list[Rea
 )
 def test_an_eviction_that_is_better_for_knowing_less_would_be_found(old: str, new: str) -> None:
     broken = copy_without(evict, (old, new))
-    find(UNSEEN, lambda drawn: not no_better(*drawn, broken))
+    find(UNSEEN, lambda drawn: not no_better(drawn[0], drawn[1], drawn[2], broken))
 
 
 # --- readiness: the server's processes ---
@@ -221,7 +221,7 @@ def test_a_scheduler_that_is_not_seen_never_mends_a_tree(tree: list[Worker], fla
 def test_a_judge_that_a_loss_makes_content_would_be_found(edits: list[tuple[str, str]]) -> None:
     broken = copy_without(workers, *edits)
     drawn = st.tuples(trees(whole=True), st.sampled_from(FLAGS))
-    find(drawn, lambda one: bool(mending(*one, broken)))
+    find(drawn, lambda one: bool(mending(one[0], one[1], broken)))
 
 
 # --- leftovers ---
