@@ -11,6 +11,7 @@ from ansible_collections.cleanslate.sglang.tests.faults import (
     rows_clean,
     rows_evict,
     rows_identity,
+    rows_lab,
     rows_lies,
     rows_limits,
     rows_odd,
@@ -36,6 +37,8 @@ ROWS: tuple[Row, ...] = (
     *rows_limits.ROWS,
     *rows_odd.ROWS,
     *rows_play.PLAYBOOKS,
+    *rows_lab.ROWS,
+    *rows_lab.PLAYBOOKS,
 )
 MODULES = ("gpu_info", "gpu_evict", "clean_state", "drift")
 WORDS = {

@@ -10,14 +10,14 @@ import traceback
 import typing as t
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.tests.faults import site
+from ansible_collections.cleanslate.sglang.tests.faults import lab_site, site
 from ansible_collections.cleanslate.sglang.tests.faults.model import Facts, Outcome, Row, judge, judge_proof
 from ansible_collections.cleanslate.sglang.tests.faults.patches import apply_all
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import why_not as namespaces_why_not
 from ansible_collections.cleanslate.sglang.tests.harness.trace import strace_missing
 from ansible_collections.cleanslate.sglang.tests.harness.tree import copy_tree, using
 
-OPENERS: dict[str, t.Callable[..., t.Any]] = {"ns": site.opened}
+OPENERS: dict[str, t.Callable[..., t.Any]] = {"ns": site.opened, "lab": lab_site.opened}
 
 
 def observe(row: Row, directory: Path, tree: Path | None = None) -> Facts:
@@ -49,6 +49,11 @@ def prove_row(row: Row, directory: Path) -> Outcome:
     tree = copy_tree(directory / "copy")
     apply_all(tree, row.breaks)
     return judge_proof(row, observe(row, directory, tree))
+
+
+def close() -> None:
+    """End what rows share. The next one makes it anew."""
+    lab_site.close_shared()
 
 
 def why_not(row: Row, lab_why_not: t.Callable[[], str | None]) -> str | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from ..harness import tree
 from ..harness.command import ROOT
 from ..harness.devices import LOOP_MAJOR
 from ..harness.playbook import PlaybookRun, TaskResult, run_playbook
@@ -86,7 +87,7 @@ def run_host(
     inventory.write_text(json.dumps({"all": {"children": hosts}}, indent=1))
     inventory.chmod(0o600)
     return run_playbook(
-        ROOT / "playbooks" / f"{playbook}.yml",
+        tree.root() / "playbooks" / f"{playbook}.yml",
         *arguments,
         scratch=scratch,
         deadline_s=deadline_s,
@@ -96,7 +97,13 @@ def run_host(
 
 
 def run_module_on_node(
-    node: Node, module: str, arguments: t.Mapping[str, t.Any], scratch: Path, **node_variables: t.Any
+    node: Node,
+    module: str,
+    arguments: t.Mapping[str, t.Any],
+    scratch: Path,
+    *,
+    deadline_s: float = 200,
+    **node_variables: t.Any,
 ) -> TaskResult:
     """One of our modules on the node, by ssh and AnsiballZ. A failed task is returned, not raised."""
     inventory = scratch / "node.module.json"
@@ -109,7 +116,7 @@ def run_module_on_node(
     }
     play = scratch / "node.module.yml"
     play.write_text(json.dumps([{"hosts": NAME, "gather_facts": False, "tasks": [task]}]))
-    run = run_playbook(play, scratch=scratch, deadline_s=200, inventory=inventory, env=ansible_env_of(node))
+    run = run_playbook(play, scratch=scratch, deadline_s=deadline_s, inventory=inventory, env=ansible_env_of(node))
     assert len(run.tasks) == 1, f"rc {run.rc}\n{run.stdout}\n{run.stderr}"
     return run.tasks[0]
 

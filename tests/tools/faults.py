@@ -71,21 +71,24 @@ def run(rows: tuple[object, ...], proof: bool, budget_s: float | None) -> int:
     started = time.monotonic()
     outcomes: list[Outcome] = []
     missing: dict[str, int] = {}
-    for row in rows:
-        assert isinstance(row, Row)
-        why = runner.why_not(row, containers.why_not)
-        if why is None and budget_s is not None and time.monotonic() - started > budget_s:
-            why = f"the budget of {budget_s:g} s is used up"
-        if why is not None:
-            missing[why] = missing.get(why, 0) + 1
-            continue
-        with tempfile.TemporaryDirectory(prefix="faults-") as name:
-            try:
-                outcome = (runner.prove_row if proof else runner.run_row)(row, Path(name))
-            except DoesNotApply as problem:
-                outcome = Outcome(ERROR, str(problem))
-        outcomes.append(outcome)
-        print(matrix.line(row, outcome), flush=True)
+    try:
+        for row in rows:
+            assert isinstance(row, Row)
+            why = runner.why_not(row, containers.why_not)
+            if why is None and budget_s is not None and time.monotonic() - started > budget_s:
+                why = f"the budget of {budget_s:g} s is used up"
+            if why is not None:
+                missing[why] = missing.get(why, 0) + 1
+                continue
+            with tempfile.TemporaryDirectory(prefix="faults-") as name:
+                try:
+                    outcome = (runner.prove_row if proof else runner.run_row)(row, Path(name))
+                except DoesNotApply as problem:
+                    outcome = Outcome(ERROR, str(problem))
+            outcomes.append(outcome)
+            print(matrix.line(row, outcome), flush=True)
+    finally:
+        runner.close()
     for why, count in missing.items():
         print(f"skipped: {count} rows: {why}")
     print(("proofs: " if proof else "") + matrix.closing(outcomes) + f"; {time.monotonic() - started:.0f} s")
