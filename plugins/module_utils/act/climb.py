@@ -56,6 +56,7 @@ UNPIN_LIMIT_S = 600.0  # 2.4 TB: what flags ask for is no figure to wait on with
 RETURN_S = 2.0  # a supervisor starts its server again within a second (systemd 0.1 s, docker 0.1 s)
 QUICK_S = 2.0  # a driver that answers within this is asked anew at every look
 SETTLE_S = 0.3
+NEWCOMER_LOOKS = 3
 EXEC_S = 2.0  # how long our own unit's main process gets to show what it is
 GB_PER_MIB = 2**20 / 1e9
 FOLLOW_S = (
@@ -198,6 +199,9 @@ class Climber:
             if one.process.ppid not in family:
                 self.restarter = self.restarter or restarter_of(one.process, snapshot.processes)
         self._note(snapshot, selection)
+        if snapshot.guest is not None:
+            # Our own systemd ends what a unit leaves behind, and runs its ExecStopPost there; a container's may not.
+            self.memory = dataclasses.replace(self.memory, cgroups=dict(self.own_cgroups))
         return snapshot, selection
 
     def _reads_anew(self, last: Snapshot) -> bool:
@@ -252,6 +256,7 @@ class Climber:
         self._report_blind(last)
         # What was read after the end of everybody, and before nothing else was done, is the last look.
         self.after = last if reading is not None and last is snapshot else self._final_look()
+        self._report_newcomers()
         return self.report
 
     def plan(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -792,6 +797,38 @@ class Climber:
                 f"its unit"
             )
             self._reason("server_unknown", text, subject)
+
+    def _report_newcomers(self) -> None:
+        """Who forks faster than we look is met by no signal, and by no look twice: each time somebody else is there.
+        Who ends a moment after the last look is no such one.
+        """
+        if any(reason.severity == "required" for reason in self.report.reasons):
+            return
+        met: list[Process] = []
+        for _unused in range(NEWCOMER_LOOKS):
+            known = {one.key for one in met}
+            fresh = [one for one in self._unwanted(self.after) if one.key not in known]
+            if not fresh:
+                return
+            met.append(fresh[0])
+            time.sleep(SETTLE_S)
+            self.after = self._final_look()
+        named = ", ".join(f"pid {one.pid} ({program_of(one)})" for one in met)
+        text = (
+            f"at each of the last {len(met)} looks somebody was there who should not be, and was gone then: {named}. "
+            "It forks faster than it can be signalled; end what runs it (its unit, its container)"
+        )
+        self._reason("still_there", text, f"pid {met[-1].pid}")
+
+    def _unwanted(self, snapshot: t.Optional[Snapshot]) -> list[Process]:
+        """Who is meant by the request, and who was seen too shortly to be signalled for the GPU that he has."""
+        if snapshot is None:
+            return []
+        found = [one.process for one in select(snapshot, self.request, self.memory).everybody]
+        if self.request.scope != "gpu":
+            return found
+        holders = [one for gpu in snapshot.gpus for one in snapshot.holders[gpu.index].holders if one.protected is None]
+        return found + [one.process for one in holders if one.process and not elsewhere(one.process, snapshot)]
 
     def _report_stayed(self, selection: Selection) -> None:
         stated = {reason.subject for reason in self.report.reasons}

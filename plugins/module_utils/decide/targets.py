@@ -61,10 +61,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Memory:
-    """Processes selected in earlier looks of this run: after their leader is gone, they are still the server's."""
+    """Processes selected in earlier looks of this run: after their leader is gone, they are still the server's.
+
+    ``cgroups``: those that were a leader's own, and its unit: whoever is in one is the server's as well, however often
+    it has forked since.
+    """
 
     members: t.Mapping[tuple[int, int], str] = field(default_factory=dict)
     leaders: tuple[Process, ...] = ()
+    cgroups: t.Mapping[str, str] = field(default_factory=dict)
 
     def with_selection(self, selection: Selection) -> Memory:
         members = dict(self.members)
@@ -72,7 +77,7 @@ class Memory:
             members.setdefault(target.process.key, target.why[0])
         known = {leader.key for leader in self.leaders}
         fresh = tuple(target.process for target in selection.leaders if target.process.key not in known)
-        return Memory(members, self.leaders + fresh)
+        return Memory(members, self.leaders + fresh, self.cgroups)
 
 
 @dataclass(frozen=True)
@@ -326,6 +331,10 @@ def _members(
             add(snapshot.processes[child], f"descends from {part} {pid}")
     for leader in leaders:
         _add_own_cgroup(snapshot, leader, add)
+    for path, name in memory.cgroups.items():
+        for process in processes.values():
+            if any(_below(one, path) for one in process.cgroups):
+                add(process, f"in the cgroup of {name}, which ran the leader and nothing else")
     for past in {process.key: process for process in [*memory.leaders, *(one.process for one in leaders)]}.values():
         _add_own_session(snapshot, past, add)
     _add_recorded_session(snapshot, request, add)

@@ -306,8 +306,12 @@ def test_a_kill_is_followed_by_one_look_where_the_memory_is_free_by_then(
     looks: list[str] = []
     before = dict(world.processes)
     for name in ("look", "look_with"):
-        real = getattr(climb, name)
-        monkeypatch.setattr(climb, name, lambda *words, name=name, real=real: (looks.append(name), real(*words))[1])
+
+        def counted(*words: t.Any, name: str = name, real: t.Any = getattr(climb, name)) -> t.Any:
+            looks.append(name)
+            return real(*words)
+
+        monkeypatch.setattr(climb, name, counted)
     assert codes(world.climb(rungs=("kill",))) == []
     assert looks == ["look", "look_with"]
     looks.clear()
@@ -342,6 +346,28 @@ def test_a_holder_that_let_go_meanwhile_is_left(world: World, monkeypatch: pytes
     climber = world.climb(request=Request(scope="gpu"))
     assert world.log == []
     assert climber.report.rungs[0].asked[0]["detail"] == "it holds none of the chosen GPUs any more"
+
+
+@pytest.mark.parametrize("links", [1, 1000], ids=["a last one", "a chain"])
+def test_who_forks_faster_than_we_look_is_not_gone(world: World, links: int) -> None:
+    """Each look meets another one, and by the time of a signal it is gone."""
+    numbers = iter(range(400, 400 + links))
+
+    def look() -> Snapshot:
+        number = next(numbers, None)
+        world.processes = {} if number is None else {number: process(number, ("python3", "x.py"))}
+        world.uses = [] if number is None else [holds(number)]
+        seen = plain()
+        world.processes = {}
+        return seen
+
+    plain, world.look = world.look, look  # type: ignore[method-assign]
+    world.used_mib = lambda: 0
+    climber = world.climb(request=Request(scope="gpu"))
+    assert world.log == []
+    assert codes(climber) == (["still_there"] if links > 1 else [])
+    if links > 1:
+        assert "forks faster" in climber.report.reasons[0].message
 
 
 # --- memory ---

@@ -132,6 +132,21 @@ def test_the_cgroup_of_the_leaders_own_unit() -> None:
     assert pids(select(seen, Request(port=30000))) == [100, 300]
 
 
+def test_whoever_forks_in_the_leaders_own_cgroup_is_its_after_its_end() -> None:
+    """However often: by the time of a look nobody of an earlier one needs to be there."""
+    path = "/system.slice/x.service"
+    late = process(400, ("python3",), ppid=1, cgroups=(path,))
+    below = process(401, ("sglang::scheduler_TP0",), ppid=1, cgroups=(path + "/sub",))
+    beside = process(402, ("python3",), ppid=1, cgroups=("/system.slice/x.service2",))
+    sshd = process(403, ("sshd",), exe="/usr/sbin/sshd", ppid=1, cgroups=(path,))
+    seen = snapshot(late, below, beside, sshd)
+    assert not select(seen, Request(port=30000), Memory()).everybody
+    selection = select(seen, Request(port=30000), Memory(cgroups={path: "x.service"}))
+    assert {one.process.pid for one in selection.members} == {400, 401}
+    assert "which ran the leader" in selection.members[0].why[0]
+    assert Memory(cgroups={path: "x.service"}).with_selection(selection).cgroups == {path: "x.service"}
+
+
 def test_a_docker_container_is_asked_where_the_leader_is_its_main_process() -> None:
     inner = process(100, LEADER, nspid=(100, 1))
     seen = snapshot(inner, leaders=[leader(inner, container="docker:abc")])
