@@ -61,10 +61,10 @@ SERVING, BACK, STOPPED, NOT_CLEAN, LEASED, DENIED, LOST, KILLED, FAILED = (
 WORDS = (
     (BACK, re.compile(r"rolled back to \S+: serving")),
     (STOPPED, re.compile(r"stopped, the host is clean")),
-    (NOT_CLEAN, re.compile(r"not (?:proved )?clean for chat")),
+    (LOST, re.compile(r"the connection was lost|unreachable: |UNREACHABLE!|Failed to connect to the host via ssh")),
+    (NOT_CLEAN, re.compile(r"is not clean for chat")),
     (LEASED, re.compile(r"works on 'chat'")),
     (DENIED, re.compile(r"is denied|DENIED|denied:")),
-    (LOST, re.compile(r"the connection was lost|UNREACHABLE!|Failed to connect to the host via ssh")),
 )
 
 

@@ -114,6 +114,7 @@ def test_a_false_claim(
         (2, "run a of bob on c works on 'chat' since", soak.LEASED),
         (2, "the plan is denied: TCP port", soak.DENIED),
         (2, "something else", soak.FAILED),
+        (2, "gpu1 is not known to be clean for chat (no verdict): unreachable: Data could not be sent", soak.LOST),
         (4, "", soak.LOST),
     ],
 )
