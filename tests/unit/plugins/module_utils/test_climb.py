@@ -306,8 +306,9 @@ def test_a_kill_is_followed_by_one_look_where_the_memory_is_free_by_then(
     looks: list[str] = []
     before = dict(world.processes)
     for name in ("look", "look_with"):
+        real = getattr(climb, name)
 
-        def counted(*words: t.Any, name: str = name, real: t.Any = getattr(climb, name)) -> t.Any:
+        def counted(*words: t.Any, name: str = name, real: t.Any = real) -> t.Any:
             looks.append(name)
             return real(*words)
 
