@@ -10,7 +10,9 @@ import re
 import typing as t
 
 from .errors import CleanSlateError
-from .observe.look import LookOptions
+
+if t.TYPE_CHECKING:
+    from .observe.look import LookOptions
 
 DEVICES: dict[str, t.Any] = {
     "devices": {"type": "list", "elements": "str", "default": []},
@@ -50,6 +52,8 @@ def look_options(
             f"expected_gpus is 0, yet devices names {', '.join(params['devices'])}: a host without GPUs has "
             "none to choose."
         )
+    from .observe.look import LookOptions
+
     return LookOptions(
         devices=tuple(str(name) for name in params["devices"]),
         expected_gpus=expected,

@@ -25,6 +25,7 @@ from .exhausted import exhausted_by
 from .lease import Kept, check_run_id, keep
 from .model import Process, Reason, ShmFile, to_json
 from .observe.look import LookOptions, bounded_view
+from .observe.nvml import PendingReading
 from .observe.procfs import read_boot_id, read_identity
 from .observe.shm import read_shm
 from .observe.vantage import vantage
@@ -78,8 +79,8 @@ class Order:
     drain: DrainWish = field(default_factory=DrainWish)
 
 
-def evict(order: Order) -> dict[str, t.Any]:
-    """Climb (or plan, in check mode) and report as plain data.
+def evict(order: Order, asked: t.Optional[PendingReading] = None) -> dict[str, t.Any]:
+    """Climb (or plan, in check mode) and report as plain data. ``asked``: the GPUs, asked already for the first look.
 
     Raises:
         CleanSlateError: the order makes no sense, names an unknown GPU, or this Python has no pidfd; or another run
@@ -88,13 +89,13 @@ def evict(order: Order) -> dict[str, t.Any]:
     _validate(order)
     _allow_many_descriptors()
     if order.name is None or order.look.container is not None:
-        return _evict(order, None)  # a container's lease lies in its own file system, and was taken there
+        return _evict(order, None, asked)  # a container's lease lies in its own file system, and was taken there
     deadline_s = sum(getattr(order.deadlines, rung, 0.0) for rung in order.rungs)
     with keep(order.state_dir, order.name, order.run_id, "gpu_evict", deadline_s, order.check_mode) as kept:
-        return _evict(order, kept)
+        return _evict(order, kept, asked)
 
 
-def _evict(order: Order, kept: t.Optional[Kept]) -> dict[str, t.Any]:
+def _evict(order: Order, kept: t.Optional[Kept], asked: t.Optional[PendingReading]) -> dict[str, t.Any]:
     started, looked_at = time.monotonic(), time.time()
     request, reasons = _request(order)
     climber = Climber(
@@ -111,6 +112,7 @@ def _evict(order: Order, kept: t.Optional[Kept]) -> dict[str, t.Any]:
         drain=order.drain,
         config=request.record.config if request.record is not None and order.look.container is None else None,
     )
+    climber.asked = asked
     if kept is not None:
         climber.fence = kept.lost
     climber.report.reasons.extend(reasons)

@@ -26,6 +26,7 @@ from .exhausted import exhausted_by
 OUTPUT_LIMIT_BYTES = 16 * 2**20
 FETCH_LIMIT_BYTES = 256 * 2**20  # our own values: a look at a host with many thousand processes
 REAP_GRACE_S = 1.0
+FETCH_GRACE_S = 0.2  # an answer that is there already is taken, however late somebody comes for it
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,13 @@ def run_bounded(
 def call_bounded(function: t.Callable[[], t.Any], deadline_s: float) -> Called:
     """Call ``function`` in a forked child; it returns JSON-able data. A hang or a crash in it can't reach the caller.
     """
-    return _call(function, deadline_s, json_bytes, json.loads)
+    return begin_call(function, deadline_s).finish()
+
+
+def begin_call(function: t.Callable[[], t.Any], deadline_s: float) -> Begun:
+    """call_bounded in two halves, so that the caller can do something else meanwhile. The deadline runs from here; the
+    caller finishes or abandons it, whatever happens in between."""
+    return _begin(function, deadline_s, json_bytes, json.loads)
 
 
 def fetch_bounded(function: t.Callable[[], t.Any], deadline_s: float) -> Called:
@@ -107,7 +114,7 @@ def fetch_bounded(function: t.Callable[[], t.Any], deadline_s: float) -> Called:
 
     They travel pickled, so ``function`` must only run code of ours: foreign libraries belong into call_bounded.
     """
-    return _call(function, deadline_s, pickle.dumps, pickle.loads)
+    return _begin(function, deadline_s, pickle.dumps, pickle.loads).finish()
 
 
 def json_bytes(value: t.Any) -> bytes:
@@ -115,33 +122,62 @@ def json_bytes(value: t.Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _call(
+class Begun:
+    """A helper that works on a call. ``finish`` waits for its answer; ``abandon`` ends it where nobody wants that any
+    more. Either once; the second does nothing after the first.
+    """
+
+    def __init__(
+        self, pid: int, result_fd: int, end: float, load: t.Callable[[bytes], t.Any], failed: t.Optional[str] = None
+    ) -> None:
+        self._pid = pid
+        self._fd = result_fd
+        self._end = end
+        self._load = load
+        self._called = None if failed is None else Called(error=failed)
+
+    def finish(self) -> Called:
+        if self._called is None:
+            self._called = self._wait()
+        return self._called
+
+    def abandon(self) -> None:
+        if self._called is None:
+            os.close(self._fd)
+            _reap(self._pid, self._end, kill_now=True)
+            self._called = Called(error="it was abandoned")
+
+    def _wait(self) -> Called:
+        pid, end = self._pid, max(self._end, time.monotonic() + FETCH_GRACE_S)
+        chunks, timed_out = _collect({self._fd: "result"}, pid, end, FETCH_LIMIT_BYTES)
+        # Where it waits is only to be seen before it is ended, and most waits can be ended.
+        state, wchan = _state_of(pid) if timed_out else (None, None)
+        status, stuck = _reap(pid, end, kill_now=timed_out)
+        if timed_out:
+            return Called(timed_out=True, stuck_pid=stuck, stuck_state=state, stuck_wchan=wchan)
+        if len(chunks["result"]) >= FETCH_LIMIT_BYTES:
+            return Called(error=f"the helper's answer is larger than {FETCH_LIMIT_BYTES // 2**20} MiB")
+        try:
+            answer = self._load(chunks["result"])
+        except (ValueError, EOFError, pickle.UnpicklingError):
+            return Called(error=f"the helper process {_unanswered(status)}")
+        return Called(value=answer.get("value"), error=answer.get("error"))
+
+
+def _begin(
     function: t.Callable[[], t.Any],
     deadline_s: float,
     dump: t.Callable[[t.Any], bytes],
     load: t.Callable[[bytes], t.Any],
-) -> Called:
+) -> Begun:
     try:
         pid, ((result_r, result_w),) = _fork_with_pipes(1)
     except OSError as exc:
-        return Called(error=_no_helper(exc))
+        return Begun(0, -1, 0.0, load, failed=_no_helper(exc))
     if pid == 0:
         _call_child(function, result_w, dump)
     os.close(result_w)
-    end = time.monotonic() + deadline_s
-    chunks, timed_out = _collect({result_r: "result"}, pid, end, FETCH_LIMIT_BYTES)
-    # Where it waits is only to be seen before it is ended, and most waits can be ended.
-    state, wchan = _state_of(pid) if timed_out else (None, None)
-    status, stuck = _reap(pid, end, kill_now=timed_out)
-    if timed_out:
-        return Called(timed_out=True, stuck_pid=stuck, stuck_state=state, stuck_wchan=wchan)
-    if len(chunks["result"]) >= FETCH_LIMIT_BYTES:
-        return Called(error=f"the helper's answer is larger than {FETCH_LIMIT_BYTES // 2**20} MiB")
-    try:
-        answer = load(chunks["result"])
-    except (ValueError, EOFError, pickle.UnpicklingError):
-        return Called(error=f"the helper process {_unanswered(status)}")
-    return Called(value=answer.get("value"), error=answer.get("error"))
+    return Begun(pid, result_r, time.monotonic() + deadline_s, load)
 
 
 def _unanswered(status: t.Optional[int]) -> str:

@@ -339,11 +339,11 @@ seconds:
   sample: 9.9
 """
 
+import math
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.drain import HOW, DrainWish
 from ansible_collections.cleanslate.sglang.plugins.module_utils.act.optin import OPT_IN
 from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import (
@@ -355,7 +355,10 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.arguments import
 )
 from ansible_collections.cleanslate.sglang.plugins.module_utils.defects import Told
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
-from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order, evict
+from ansible_collections.cleanslate.sglang.plugins.module_utils.observe.nvml import PendingReading
+
+if t.TYPE_CHECKING:
+    from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order
 
 DEADLINES: dict[str, t.Any] = {
     "drain": {"type": "float", "default": 60},
@@ -393,6 +396,9 @@ ARGUMENTS: dict[str, t.Any] = {
 
 def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
     """The module's parameters as the core takes them."""
+    from ansible_collections.cleanslate.sglang.plugins.module_utils.act.climb import Deadlines
+    from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import Order
+
     deadlines = {name: value for name, value in (params["deadlines"] or {}).items() if value is not None}
     baselines = baselines_of(params["baselines"])
     return Order(
@@ -418,11 +424,36 @@ def order_from(params: t.Mapping[str, t.Any], check_mode: bool) -> Order:
     )
 
 
+def ask_driver(params: t.Mapping[str, t.Any]) -> t.Optional[PendingReading]:
+    """Ask NVML now: it answers while the rest of the module is loaded, which takes as long. None where the first look
+    does not begin with it: a container is asked for, no GPU is there, or the order will be refused."""
+    refused = not 0 < params["nvml_deadline_s"] < math.inf
+    if refused or params["container"] or params["expected_gpus"] == 0:
+        return None
+    return PendingReading(params["nvml_deadline_s"], params["proc_root"])
+
+
+def run(params: t.Mapping[str, t.Any], check_mode: bool) -> dict[str, t.Any]:
+    """The whole eviction.
+
+    Raises:
+        CleanSlateError: nothing was touched, and why.
+    """
+    asked = ask_driver(params)
+    try:
+        from ansible_collections.cleanslate.sglang.plugins.module_utils.evict import evict
+
+        return evict(order_from(params, check_mode), asked)
+    finally:
+        if asked is not None:
+            asked.abandon()
+
+
 def main() -> t.NoReturn:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     with Told(module, verdict="unknown"):
         try:
-            result = evict(order_from(module.params, module.check_mode))
+            result = run(module.params, module.check_mode)
         except CleanSlateError as exc:
             module.fail_json(msg=str(exc), verdict="unknown")
         if result["verdict"] in ("failed", "unknown"):

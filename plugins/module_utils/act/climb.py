@@ -166,6 +166,7 @@ class Climber:
     )
     leader_end: t.Optional[float] = None  # the same for a leader, and only where no owner stopped it
     restarter: str = ""  # who may start a leader again by itself; empty while nobody has a tie to one
+    asked: t.Optional[nvml.PendingReading] = None  # the GPUs, for the first look
     unseen: bool = False  # something was done since the last look
     fresh: t.Optional[GpuReading] = None  # what the last look had read of the GPUs just before, if it had
 
@@ -642,7 +643,7 @@ class Climber:
 
         A process has none for a moment while it is exec'ed: a crash-looping server can be met in just that moment.
         """
-        snapshot, selection = self.look()
+        snapshot, selection = self.look(self.asked.reading() if self.asked is not None else None)
         end = time.monotonic() + EXEC_S
         unit = self._own_unit() if not selection.everybody else None
         while unit is not None and unit.main_pid != 0 and unit.main_pid not in _pids_of(selection):

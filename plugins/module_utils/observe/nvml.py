@@ -22,7 +22,7 @@ import types
 import typing as t
 
 from ..model import Gpu, GpuHealth, GpuMemory, GpuReading, MigInstance, NvmlProcess, Problem
-from ..spawn import call_bounded, run_bounded
+from ..spawn import Begun, begin_call, run_bounded
 from .procfs import read_text
 
 MIB = 2**20
@@ -52,10 +52,33 @@ def read_gpus(deadline_s: float = 10.0, proc: str = "/proc") -> GpuReading:
 
     Where NVML has no v2 memory call, nvidia-smi's figures are taken beside it, since v1 counts the driver's own part.
     """
+    return PendingReading(deadline_s, proc).reading()
+
+
+class PendingReading:
+    """read_gpus in two halves: NVML is asked from the start, and ``reading`` waits for what it says. ``abandon`` where
+    nobody wants to know any more."""
+
+    def __init__(self, deadline_s: float = 10.0, proc: str = "/proc") -> None:
+        self._deadline_s = deadline_s
+        self._proc = proc
+        self._started = time.monotonic()
+        self._begun = begin_nvml(deadline_s, proc)
+
+    def reading(self) -> GpuReading:
+        by_nvml = None if self._begun is None else _reading_of(self._begun, self._deadline_s, self._proc)
+        return _completed(by_nvml, self._deadline_s, self._proc, self._started)
+
+    def abandon(self) -> None:
+        if self._begun is not None:
+            self._begun.abandon()
+
+
+def _completed(by_nvml: t.Optional[GpuReading], deadline_s: float, proc: str, started: float) -> GpuReading:
+    """With nvidia-smi's words where NVML can't be asked, or tells less."""
     from .nvidia_smi import merge_memory, read_by_nvidia_smi
 
-    started = time.monotonic()
-    reading = read_by_nvml(deadline_s, proc)
+    reading = by_nvml
     if reading is None:
         reading = read_by_nvidia_smi(deadline_s, proc)
         if reading.gpus is None:
@@ -66,12 +89,19 @@ def read_gpus(deadline_s: float = 10.0, proc: str = "/proc") -> GpuReading:
     return dataclasses.replace(reading, seconds=round(time.monotonic() - started, 3))
 
 
+def begin_nvml(deadline_s: float, proc: str = "/proc") -> t.Optional[Begun]:
+    """Ask NVML, or None where no trustworthy client library is installed for this interpreter."""
+    return None if client_library_path() is None else begin_call(lambda: _query(proc), deadline_s)
+
+
 def read_by_nvml(deadline_s: float, proc: str = "/proc") -> t.Optional[GpuReading]:
     """One reading by NVML, or None where no trustworthy client library is installed for this interpreter."""
-    module_path = client_library_path()
-    if module_path is None:
-        return None
-    called = call_bounded(lambda: _query(proc), deadline_s)
+    begun = begin_nvml(deadline_s, proc)
+    return None if begun is None else _reading_of(begun, deadline_s, proc)
+
+
+def _reading_of(begun: Begun, deadline_s: float, proc: str) -> GpuReading:
+    called = begun.finish()
     kernel_version = kernel_module_version(proc)
     if called.timed_out:
         where = f"pid {called.stuck_pid} state {called.stuck_state}, waits in {called.stuck_wchan}"

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.plugins.module_utils.errors import CleanSlateError
-from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import call_bounded, run_bounded, spawn_detached
+from ansible_collections.cleanslate.sglang.plugins.module_utils.spawn import (
+    Called,
+    begin_call,
+    call_bounded,
+    run_bounded,
+    spawn_detached,
+)
 
 GENEROUS_S = 20.0
 
@@ -169,3 +175,37 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CleanSlateError):
         spawn_detached([sys.executable], {}, "/", str(tmp_path / "log"))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def children() -> list[int]:
+    """Our own, living or dead."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def test_a_call_in_two_halves_works_meanwhile_and_is_fetched_however_late() -> None:
+    begun = begin_call(lambda: "an answer", 0.3)
+    time.sleep(0.6)
+    assert begun.finish() == Called(value="an answer")
+    assert begun.finish() == Called(value="an answer")
+    begun.abandon()
+    assert children() == []
+
+
+def test_a_call_in_two_halves_has_its_deadline_from_the_first() -> None:
+    began = time.monotonic()
+    begun = begin_call(lambda: time.sleep(60), 0.5)
+    time.sleep(0.3)
+    assert begun.finish().timed_out
+    assert time.monotonic() - began < 30
+    assert children() == []
+
+
+def test_an_abandoned_call_leaves_nobody() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    begun = begin_call(lambda: time.sleep(60), 30)
+    assert len(children()) == 1
+    begun.abandon()
+    begun.abandon()
+    assert children() == []
+    assert begun.finish().error == "it was abandoned"
+    assert set(os.listdir("/proc/self/fd")) == before
