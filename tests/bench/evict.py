@@ -4,7 +4,7 @@
 """How long an eviction takes to a host that is seen to be free, beside what people type and beside what is possible.
 
 usage: python -m tests.bench.evict [--gpu] [--rounds N] [--gib N] [--pinned-gib N] [--killall PATH] [--child]
-       [--python WORDS] [--json FILE]
+       [--python WORDS] [--only WORDS] [--json FILE]
 
 Each arm brings down the same leader and child (tests/bench/holder.py), in a PID and mount namespace of the benchmark's
 own, whose process 1 is called init and has adopted the leader, as of a server that was started `detached`. (With
@@ -303,6 +303,7 @@ def run(options: argparse.Namespace) -> int:
             figures = {
                 name: [bench.measure(arm, [*words, "--exit-s", str(EXIT_S)]) for _unused in range(options.rounds)]
                 for name, arm in rows(bench)
+                if options.only in name or arm in (at_the_limit, by_sigterm)
             }
             tell(f"{title}, median of {options.rounds}", figures)
             kept[title] = {name: [dataclasses.asdict(one) for one in each] for name, each in figures.items()}
@@ -318,6 +319,7 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--pinned-gib", type=float, default=8)
     parser.add_argument("--killall")
+    parser.add_argument("--only", default="", help="arms with this in their name, and what they are compared with")
     parser.add_argument("--child", action="store_true", help="the leader's parent lives")
     parser.add_argument("--python", help="the target's interpreter and its options")
     parser.add_argument("--json")
