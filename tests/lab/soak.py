@@ -220,8 +220,9 @@ class Place:
         return [one.pid for one in self.box.processes().values() if one.title == PYTHON]
 
     def sessions(self) -> list[int]:
-        """sshd's processes of connections, by their pids inside."""
-        return [one.pid for one in self.box.processes().values() if one.title.startswith(("sshd: ", "sshd-session: "))]
+        """sshd's processes of connections, by their pids inside; not its listener."""
+        sshd = [one for one in self.box.processes().values() if one.title.startswith(("sshd: ", "sshd-session: "))]
+        return [one.pid for one in sshd if "[listener]" not in one.title]
 
     def after_a_cut(self) -> None:
         """What people do after a lost run: wait for its module's own end, and give its lease back by its id."""
