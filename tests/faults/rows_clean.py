@@ -208,8 +208,8 @@ ROWS = (
     Row(
         "clean-driver-slow", "NVML is slow, and answers in time", "clean_state", ("clean",),
         lying(*lies.slow(20), nvml_deadline_s=20, samples=1),
-        (Patch(NVML, "called = call_bounded(lambda: _query(proc), deadline_s)",
-               "called = call_bounded(lambda: _query(proc), min(deadline_s, 0.1))"),),
+        (Patch(NVML, "begin_call(lambda: _query(proc), deadline_s)",
+               "begin_call(lambda: _query(proc), min(deadline_s, 0.1))"),),
     ),
     Row(
         "clean-gpu-without-handle", "one GPU is counted and has no handle", "clean_state", ("unknown",),

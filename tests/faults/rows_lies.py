@@ -275,8 +275,8 @@ ALL = (
     Row(
         "clean-driver-too-slow", "NVML answers, but not in time", "clean_state", ("unknown",),
         lying(*lies.slow(100), nvml_deadline_s=1, samples=1),
-        (Patch(NVML, "called = call_bounded(lambda: _query(proc), deadline_s)",
-               "called = call_bounded(lambda: _query(proc), 60.0)"),), codes=("driver_hung",),
+        (Patch(NVML, "begin_call(lambda: _query(proc), deadline_s)", "begin_call(lambda: _query(proc), 60.0)"),),
+        codes=("driver_hung",),
     ),
     Row(
         "clean-gpu-handle-lost", "one GPU is counted, and its handle says that it is lost (15)", "clean_state",

@@ -16,9 +16,11 @@ from ansible_collections.cleanslate.sglang.tests.faults.patches import Patch
 from ansible_collections.cleanslate.sglang.tests.faults.rows_clean import CLEAN, LOOK, SPAWN, without
 from ansible_collections.cleanslate.sglang.tests.faults.rows_evict import CLIMB, SIGNALS
 from ansible_collections.cleanslate.sglang.tests.faults.rows_identity import PROCFS, compiled, fake_leader
-from ansible_collections.cleanslate.sglang.tests.faults.rows_play import shows
+from ansible_collections.cleanslate.sglang.tests.faults.rows_play import NOT_KNOWN_IS_FINE as DRIFT_KNOWS_ALL
+from ansible_collections.cleanslate.sglang.tests.faults.rows_play import in_sync, shows
 from ansible_collections.cleanslate.sglang.tests.faults.site import Site, told
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
+from ansible_collections.cleanslate.sglang.tests.integration_ns import drift_site
 
 Scene = t.Callable[[Site], None]
 Json = dict[str, t.Any]
@@ -197,21 +199,53 @@ def clean_in_a_crowd(site: Site) -> None:
 # --- gpu_info -----------------------------------------------------------------------------------------------------
 
 
+def one_holder(result: Json) -> Answer:
+    """A module that failed shows nothing."""
+    if "scan" not in result:
+        return Answer("incomplete", text=str(result.get("msg")))
+    return shows(lambda gpu: len(gpu["holders"]) == 1)(result)
+
+
 def info_in_a_storm(site: Site) -> None:
     storm(site)
     site.holder()
-    site.info(shows(lambda gpu: len(gpu["holders"]) == 1))
+    site.info(one_holder)
 
 
 def info_in_a_crowd(site: Site) -> None:
     big_crowd(site)
-    site.info(shows(lambda gpu: len(gpu["holders"]) == 1))
+    site.info(one_holder)
 
 
 def info_hidden(site: Site) -> None:
     site.holder()
     site.ns.run(["mount", "-o", "remount,hidepid=ptraceable", "/proc"], 10).check()
     site.info(shows(lambda gpu: len(gpu["holders"]) == 1), wrap=NO_TRACING)
+
+
+# --- drift --------------------------------------------------------------------------------------------------------
+
+
+def drift_told(result: Json) -> Answer:
+    found = drift_site.rows(result) if "servers" in result else []
+    codes = frozenset(str(row["item"]).partition(":")[0] for row in found)
+    return Answer(result["verdict"], codes, ", ".join(str(row["item"]) for row in found) or str(result.get("msg")))
+
+
+def drifts(limit: t.Callable[[Site], dict[str, t.Any]]) -> Scene:
+    """A server that runs as the inventory says, checked under a limit."""
+
+    def scene(site: Site) -> None:
+        one = in_sync(site)
+        given: Json = {"servers": [one.settings], "secrets": {one.name: one.secrets}, "state_dir": str(one.state)}
+        site.module("server_drift", tell=drift_told, **limit(site), **given, **one.options)
+
+    return scene
+
+
+def hidden(site: Site) -> dict[str, t.Any]:
+    site.ns.run(["mount", "-o", "remount,hidepid=ptraceable", "/proc"], 10).check()
+    return {"wrap": NO_TRACING}
 
 
 EMPTY_LOOK = Patch(
@@ -348,6 +382,19 @@ ALL = (
     Row(
         "info-hidepid", "/proc hides the processes of others (hidepid)", "gpu_info", ("incomplete",), info_hidden,
         (HIDDEN_IS_FINE,),
+    ),
+    Row(
+        "drift-no-processes", "no further process may be started (pids.max)", "drift", ("unknown",),
+        drifts(lambda site: {"wrap": limited(site, "pids", max=1)}), (DRIFT_KNOWS_ALL,), codes=("processes",),
+        bound_s=90,
+    ),
+    Row(
+        "drift-no-files", "no further file may be opened (RLIMIT_NOFILE)", "drift", ("unknown",),
+        drifts(lambda _site: {"inject": NO_PIPE}), (DRIFT_KNOWS_ALL,), codes=("processes",), bound_s=90,
+    ),
+    Row(
+        "drift-hidepid", "/proc hides the processes of others (hidepid)", "drift", ("unknown",), drifts(hidden),
+        (HIDDEN_IS_FINE,), codes=("processes",), bound_s=90,
     ),
 )  # fmt: skip
 ROWS = tuple(dataclasses.replace(row, quick=row.id in QUICK) for row in ALL)

@@ -333,7 +333,7 @@ TRACED_IS_NOT_STOPPED = Patch(
 def supervisor(name: str, fault: str, *words: str) -> Row:
     return Row(
         f"evict-supervisor-{name}", fault, "gpu_evict", ("failed",), supervised(*words), (ENDLESS_RESPAWNS,),
-        codes=("respawn",), may_die=("server",), bound_s=90,
+        codes=("respawn",), may_die=("server",), bound_s=60,
     )  # fmt: skip
 
 
