@@ -177,12 +177,12 @@ class LightSite(Looking):
         path.write_text(json.dumps({"all": {"children": {"sglang": {"hosts": {self.host.name: variables}}}}}))
         return path
 
-    def begin(self, *arguments: str) -> Running:
-        """Start relaunch.yml in the centre."""
+    def begin(self, playbook: str = "relaunch.yml") -> Running:
+        """Start a playbook in the centre."""
         kept = self.network.shared / f"run.{next(self._runs)}"
         kept.mkdir()
-        argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(tree.root() / "playbooks" / "relaunch.yml")]
-        argv += ["-i", str(self.inventory()), *arguments]
+        argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(tree.root() / "playbooks" / playbook)]
+        argv += ["-i", str(self.inventory())]
         env = {**playbook_env(kept), **LightNetwork.ansible_env(), "HARNESS_EVENTS": str(kept / "events")}
         env["PYTHONUNBUFFERED"] = "1"
         process = self.centre.popen(["setsid", "--wait", *argv], env, output=kept / "output")

@@ -13,9 +13,12 @@ from ansible_collections.cleanslate.sglang.tests.faults import (
     rows_identity,
     rows_lab,
     rows_lies,
+    rows_light,
     rows_limits,
     rows_odd,
     rows_play,
+    rows_rollout,
+    rows_runs,
 )
 from ansible_collections.cleanslate.sglang.tests.faults.model import (
     BYSTANDER_KILLED,
@@ -37,6 +40,9 @@ ROWS: tuple[Row, ...] = (
     *rows_limits.ROWS,
     *rows_odd.ROWS,
     *rows_play.PLAYBOOKS,
+    *rows_runs.ROWS,
+    *rows_rollout.ROWS,
+    *rows_light.ROWS,
     *rows_lab.ROWS,
     *rows_lab.PLAYBOOKS,
 )
@@ -55,14 +61,20 @@ def of_modules() -> list[Row]:
     return [row for row in ROWS if row.world == "ns" and row.entry in MODULES]
 
 
-def of_playbooks() -> list[Row]:
-    """The rows that run a whole playbook in a namespace."""
-    return [row for row in ROWS if row.world == "ns" and row.entry not in MODULES]
+def of_playbooks(*entries: str) -> list[Row]:
+    """The rows that run a whole playbook in a namespace; of these entry points, if any is named."""
+    others = {row.entry for row in ROWS} - set(MODULES)
+    return [row for row in ROWS if row.world == "ns" and row.entry in (entries or others)]
 
 
 def of_lab() -> list[Row]:
     """The rows in LXC containers."""
     return [row for row in ROWS if row.world == "lab"]
+
+
+def of_light(*beginnings: str) -> list[Row]:
+    """The rows on a light host behind a network; those whose ids begin so, if any beginning is named."""
+    return [row for row in ROWS if row.world == "light" and row.id.startswith(beginnings or "")]
 
 
 def by_id(names: t.Sequence[str]) -> tuple[Row, ...]:

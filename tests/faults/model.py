@@ -73,7 +73,8 @@ class Row:
 
     ``verdicts``: any of these is right. ``codes``: reasons that must be among the given ones. ``may_die``: names of the
     processes that the scene named; everybody else is a bystander. ``bound_s``: the entry point's time, on a busy
-    machine. ``breaks``: what takes the defence away. ``quick``: part of ``make faults``. ``world``: ns, or lab (LXC).
+    machine. ``breaks``: what takes the defence away. ``quick``: part of ``make faults``. ``world``: ns, lab
+    (LXC), or light (a host with a network of its own).
     """
 
     id: str

@@ -10,14 +10,19 @@ import traceback
 import typing as t
 from pathlib import Path
 
-from ansible_collections.cleanslate.sglang.tests.faults import lab_site, site
+from ansible_collections.cleanslate.sglang.tests.faults import lab_site, light_site, site
 from ansible_collections.cleanslate.sglang.tests.faults.model import Facts, Outcome, Row, judge, judge_proof
 from ansible_collections.cleanslate.sglang.tests.faults.patches import apply_all
 from ansible_collections.cleanslate.sglang.tests.harness.namespace import why_not as namespaces_why_not
 from ansible_collections.cleanslate.sglang.tests.harness.trace import strace_missing
 from ansible_collections.cleanslate.sglang.tests.harness.tree import copy_tree, using
+from ansible_collections.cleanslate.sglang.tests.lab import light
 
-OPENERS: dict[str, t.Callable[..., t.Any]] = {"ns": site.opened, "lab": lab_site.opened}
+OPENERS: dict[str, t.Callable[..., t.Any]] = {
+    "ns": site.opened,
+    "light": light_site.opened,
+    "lab": lab_site.opened,
+}
 
 
 def observe(row: Row, directory: Path, tree: Path | None = None) -> Facts:
@@ -58,4 +63,5 @@ def close() -> None:
 
 def why_not(row: Row, lab_why_not: t.Callable[[], str | None]) -> str | None:
     """Why this row can't be run on this machine, or None."""
-    return namespaces_why_not() or strace_missing() or (lab_why_not() if row.world == "lab" else None)
+    reasons = {"lab": lab_why_not, "light": light.why_not}
+    return namespaces_why_not() or strace_missing() or reasons.get(row.world, lambda: None)()

@@ -1,7 +1,7 @@
 # Copyright (c) Clean Slate contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each row of the fault matrix whose entry point is a playbook is a test; `make faults` prints them as a table."""
+"""Each row of the fault matrix whose entry point is a relaunch is a test; `make faults` prints them as a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ansible_collections.cleanslate.sglang.tests.harness.trace import strace_mis
 pytestmark = [
     pytest.mark.ns,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.long(40),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(strace_missing() is not None, reason="strace is not installed"),
 ]
 
 
-@pytest.mark.parametrize("row", matrix.of_playbooks(), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", matrix.of_playbooks("relaunch"), ids=lambda row: row.id)
 def test_row(row: Row, tmp_path: Path) -> None:
     outcome = runner.run_row(row, tmp_path)
     assert outcome.result == "ok", matrix.line(row, outcome) + f"\n{outcome.detail}"

@@ -127,7 +127,7 @@ def test_the_patches_of_each_row_apply_to_this_tree(row: Row) -> None:
 def test_rows_are_told_apart_and_speak_of_known_entry_points() -> None:
     assert len({row.id for row in matrix.ROWS}) == len(matrix.ROWS)
     assert {row.entry for row in matrix.ROWS} <= set(ENTRIES)
-    assert len([*matrix.of_modules(), *matrix.of_playbooks(), *matrix.of_lab()]) == len(matrix.ROWS)
+    assert len([*matrix.of_modules(), *matrix.of_playbooks(), *matrix.of_lab(), *matrix.of_light()]) == len(matrix.ROWS)
 
 
 def test_the_docs_list_is_the_table() -> None:
