@@ -12,13 +12,14 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import connection_loader
 from ansible.utils.vars import load_extra_vars
 
+from ansible_collections.cleanslate.sglang.plugins.filter.inventory import plain_value
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import containers, inventory, verdicts
 
 _ALLOWED = ("sglang_proxmox_host", "sglang_vmid", "sglang_host_rungs")
 
 
 def _some(variables: t.Mapping[str, t.Any], names: t.Sequence[str]) -> dict[str, t.Any]:
-    return {name: variables[name] for name in names if name in variables}
+    return {name: plain_value(variables[name]) for name in names if name in variables}
 
 
 def allowed_node(variables: t.Mapping[str, t.Any]) -> str:
@@ -34,17 +35,20 @@ def confirmation_problems(
     server_count: int = 1,
 ) -> list[str]:
     """Confirmations that don't fit one of these hosts, or that would count for more than one."""
-    given = {"confirm_container_stop": confirm_container_stop, "confirm_gpu_reset": confirm_gpu_reset}
+    given = {
+        "confirm_container_stop": plain_value(confirm_container_stop),
+        "confirm_gpu_reset": plain_value(confirm_gpu_reset),
+    }
     typed = load_extra_vars(DataLoader())
     kept = {
-        host: [name for name in given if name not in typed and inventory.listed(hostvars[host].get(name))]
+        host: [name for name in given if name not in typed and inventory.listed(plain_value(hostvars[host].get(name)))]
         for host in hosts
     }
     return inventory.confirmation_scope_problems(hosts, given, kept, server_count) + [
         problem
         for host in hosts
         for problem in inventory.confirmation_problems(
-            host, _some(hostvars[host], _ALLOWED), confirm_container_stop, confirm_gpu_reset
+            host, _some(hostvars[host], _ALLOWED), *given.values()
         )
     ]
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing as t
 
 from ansible.errors import AnsibleError, AnsibleFilterError
@@ -51,17 +52,38 @@ def _cause(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
+# Far beyond what anybody writes. Beyond them a value is a slip, or a trap: YAML's aliases make a list that holds
+# itself, or a billion texts, of a few lines.
+MAX_DEPTH = 100
+MAX_VALUES = 1_000_000
+_ENDLESS = 10**1000  # Python refuses to write numbers of some more digits
+
+
 def plain_value(value: t.Any) -> t.Any:
     """The value as plain Python, with every template in it resolved: an undefined variable shows here, not in mid-run.
 
     (Ansible's lazy containers can be read as they are, but a deep copy of one copies its whole template engine.)
     """
+    return _plain(value, itertools.count(1), 0)
+
+
+def _plain(value: t.Any, counted: t.Iterator[int], depth: int) -> t.Any:
+    if depth > MAX_DEPTH:
+        raise AnsibleFilterError(f"it has lists or mappings within each other over more than {MAX_DEPTH} levels")
+    if next(counted) > MAX_VALUES:
+        raise AnsibleFilterError(f"it has more than {MAX_VALUES} values (aliases of YAML count each time)")
     if isinstance(value, Undefined):
         str(value)  # raises what went wrong
     if isinstance(value, t.Mapping):
-        return {str(key): plain_value(value[key]) for key in value}
+        return {str(_written(key)): _plain(value[key], counted, depth + 1) for key in value}
     if isinstance(value, (list, tuple)):
-        return [plain_value(each) for each in value]
+        return [_plain(each, counted, depth + 1) for each in value]
+    return _written(value)
+
+
+def _written(value: t.Any) -> t.Any:
+    if isinstance(value, int) and abs(value) >= _ENDLESS:
+        raise AnsibleFilterError("it has a number of more than 1000 digits")
     return value
 
 

@@ -9,6 +9,7 @@ import typing as t
 
 from ansible_collections.cleanslate.sglang.plugins.filter.inventory import plain_value
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import together
+from ansible_collections.cleanslate.sglang.plugins.plugin_utils.results import items, mapping
 
 JSON = dict[str, t.Any]
 HostVars = t.Mapping[str, t.Any]
@@ -40,7 +41,7 @@ def spread_next(hostvars: HostVars, unit: t.Mapping[str, t.Any], host: str, path
     else:
         seen = _facts(hostvars, unit, {"second": "relaunch_second"})
         rows = {
-            name: {"next": (row.get("second") or {}).get("alone") or {}, "first": row.get("second") or {}}
+            name: {"next": mapping(mapping(row, "second"), "alone"), "first": mapping(row, "second")}
             for name, row in seen.items()
         }
     return together.next_steps(plain_value(unit), rows)[host]
@@ -49,7 +50,7 @@ def spread_next(hostvars: HostVars, unit: t.Mapping[str, t.Any], host: str, path
 def spread_start(hostvars: HostVars, unit: t.Mapping[str, t.Any], wanted: str = "", not_run: str = "") -> JSON:
     """The launches to go back to, one per host, that were proved together."""
     rows = _facts(hostvars, unit, {"launches": "spread_launches"})
-    launches = {host: (row.get("launches") or {}).get(unit["server"]) or [] for host, row in rows.items()}
+    launches = {host: items(mapping(row, "launches"), unit["server"]) for host, row in rows.items()}
     return together.choose_start(plain_value(unit), launches, wanted, not_run)
 
 
@@ -73,9 +74,10 @@ def spread_outcome(hostvars: HostVars, unit: t.Mapping[str, t.Any], from_launch:
     """What became of all nodes, in one sentence."""
     rows = {}
     for host, row in _facts(hostvars, unit, _OF_OUTCOME).items():
-        failed, second = row.pop("failed", None) or {}, row.get("second") or {}
+        failed, second = mapping(row, "failed"), mapping(row, "second")
         told = {"message": failed.get("message"), "held_first": failed.get("held"), "held_second": second.get("held")}
-        rows[host] = {**row, **told, "from_launch": from_launch} if failed else {}
+        rest = {key: value for key, value in row.items() if key != "failed"}
+        rows[host] = {**rest, **told, "from_launch": from_launch} if failed else {}
     return together.unit_outcome(plain_value(unit), rows)
 
 

@@ -44,6 +44,7 @@ TITLE_DEADLINE_S = 5.0
 LEADER_DEADLINE_S = 3.0
 SHM = "/dev/shm"
 MEMORY_DEADLINE_S = 5.0
+MOST_DIGITS = 4  # of a size that something is done for each of
 
 
 def flags_of(record: Record) -> dict[str, t.Any]:
@@ -54,7 +55,8 @@ def flags_of(record: Record) -> dict[str, t.Any]:
 def ranks_of(record: Record) -> int:
     """The data parallel size by the flags."""
     value = flags_of(record).get("dp-size", 1)
-    return int(value) if str(value).isdecimal() and int(value) > 0 else 1
+    text = str(value)
+    return max(1, int(text)) if text.isdecimal() and len(text) <= MOST_DIGITS else 1
 
 
 def model_of(record: Record) -> t.Optional[str]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-
-from .words import nearest, unknown_keys
+from .words import nearest, spec_problems, unknown_keys
 
 
 def client_problems(where: str, clients: t.Any, options: t.Mapping[str, t.Any]) -> list[str]:
@@ -31,7 +29,7 @@ def client_problems(where: str, clients: t.Any, options: t.Mapping[str, t.Any]) 
 def _one(where: str, client: t.Mapping[str, t.Any], options: t.Mapping[str, t.Any]) -> list[str]:
     problems = unknown_keys(where, map(str, client), options, "key")
     known = {key: value for key, value in client.items() if key in options and value is not None}
-    problems += [f"{where}: {text}" for text in ArgumentSpecValidator(dict(options)).validate(known).error_messages]
+    problems += [f"{where}: {text}" for text in spec_problems(options, known)]
     unit, process = known.get("unit"), [key for key in ("pid_file", "program") if known.get(key)]
     if unit and process:
         problems.append(f"{where}: it has a unit and {' and '.join(process)}; say one of both")

@@ -196,7 +196,7 @@ def calls_for_relaunch(result: t.Any, server: str) -> bool:
     if not isinstance(result, t.Mapping):
         return True
     found = [each for each in items(result, "servers") if _is_row(each) and each.get("name") == server]
-    if len(found) != 1 or found[0].get("verdict") not in WORDS:
+    if len(found) != 1 or str(found[0].get("verdict")) not in WORDS:
         return True
     rows = [row for row in items(found[0], "drift") if not _is_row(row) or row.get("severity") != "note"]
     mended = [row for row in rows if not _is_row(row) or not str(row.get("item")).startswith(_NOT_BY_RELAUNCH)]

@@ -17,6 +17,7 @@ from .results import (
     ran,
     reason_text,
     reasons,
+    rows,
     seconds,
     who,
     who_and_why,
@@ -34,9 +35,8 @@ def _used(gpu: Result | None) -> int | None:
 
 
 def gpus_of(result: Result, key: str) -> dict[t.Any, Result]:
-    value = result.get(key)
-    value = value.get("gpus") if isinstance(value, t.Mapping) else value
-    return {gpu.get("index"): gpu for gpu in value or [] if isinstance(gpu, t.Mapping)}
+    found = rows(mapping(result, key), "gpus") or rows(result, key)
+    return {gpu.get("index"): gpu for gpu in found if isinstance(gpu.get("index"), (int, str, type(None)))}
 
 
 def _holders(gpu: t.Optional[Result]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .results import Result, cut_off, failure, items, launch_problem, mapping, ran, why
+from .results import Result, cut_off, failure, items, launch_problem, mapping, ran, rows, why
 
 JSON = dict[str, t.Any]
 _LOST = "is no longer ours"
@@ -40,7 +40,7 @@ _KEPT_SETTINGS = (
 def lease_lost(*results: t.Any) -> bool:
     """Whether one of these results says that the lease of this run is another one's by now."""
     told = [each for each in results if isinstance(each, t.Mapping)]
-    codes = {reason.get("code") for each in told for reason in items(each, "reasons") if isinstance(reason, t.Mapping)}
+    codes = {str(reason.get("code")) for each in told for reason in rows(each, "reasons")}
     return "lease_lost" in codes or any(
         each.get("lease_lost") is True or _LOST in str(each.get("msg")) for each in told
     )
@@ -112,7 +112,7 @@ def old_settings(server: Result, trial: Result) -> JSON:
         "host": record.get("host"),
         "user": record.get("user"),
         "unit": record.get("unit") or server.get("unit"),
-        "gpus": [str(gpu) for gpu in record.get("gpus") or []],
+        "gpus": [str(gpu) for gpu in items(record, "gpus")],
         "device": "cpu" if _without_gpus(server, record) else "gpu",
     }
     return {**settings, **{key: value for key, value in given.items() if value is not None}}
@@ -156,7 +156,8 @@ def choose_launch(launches: t.Any, wanted: str) -> JSON:
 
     ``wanted``: an id, last_good, previous, or '' for the last proved one that is not current.
     """
-    kept = [each for each in launches or [] if isinstance(each, t.Mapping) and each.get("launch_id")]
+    given = launches if isinstance(launches, (list, tuple)) else ()
+    kept = [each for each in given if isinstance(each, t.Mapping) and each.get("launch_id")]
     if not kept:
         return _none("no launch of it is kept on the host, so there is nothing to go back to")
     sound = [each for each in kept if not each.get("problem")]

@@ -21,9 +21,10 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ..module_utils.decide.clean import DRIVER_CODES
 from .client_settings import client_host_problems, client_problems
 from .drift_accepted import acceptance_problems
+from .results import items, rows
 from .router_settings import router_problems, worker_problems
 from .router_settings import secrets_of as router_secrets
-from .words import nearest, unknown_keys
+from .words import nearest, said, spec_problems, unknown_keys
 
 Options = dict[str, t.Any]
 Server = dict[str, t.Any]
@@ -59,8 +60,8 @@ def server_options() -> Options:
 def choice_problems(given: t.Mapping[str, t.Any], choices: t.Mapping[str, t.Sequence[str]]) -> list[str]:
     """Values that are none of their variable's choices."""
     return [
-        f"{name} is '{value}', but must be one of {', '.join(filter(None, choices[name]))}"
-        f"{nearest(str(value), choices[name])}"
+        f"{name} is '{said(value)}', but must be one of {', '.join(filter(None, choices[name]))}"
+        f"{nearest(said(value), choices[name])}"
         for name, value in given.items()
         if value not in choices[name]
     ]
@@ -139,9 +140,7 @@ def _type_problems(where: str, server: t.Mapping[str, t.Any]) -> list[str]:
             problems += unknown_keys(f"{where}: {key}", map(str, value), option["options"], "key")
             value = {name: each for name, each in value.items() if name in option["options"]}
         checked[key] = value
-    for message in ArgumentSpecValidator(options).validate(checked).error_messages:
-        problems.append(f"{where}: {message}")
-    return problems
+    return problems + [f"{where}: {message}" for message in spec_problems(options, checked)]
 
 
 def _flag_problems(where: str, flags: t.Any) -> list[str]:
@@ -246,7 +245,7 @@ def host_problems(
     apart = ("sglang_servers", "sglang_vmid", "sglang_drift_accepted", "sglang_routers", "sglang_router_hooks")
     plain = {name: value for name, value in values.items() if name in options and name not in apart}
     spec = {name: option for name, option in options.items() if name not in apart}
-    problems += [f"{host}: {message}" for message in ArgumentSpecValidator(spec).validate(_given(plain)).error_messages]
+    problems += [f"{host}: {message}" for message in spec_problems(spec, _given(plain))]
     # Ansible's validation takes a text for a list or a mapping; the roles join these values as they are.
     wanted = {"list": "a list", "dict": "a mapping"}
     problems += [
@@ -279,6 +278,7 @@ def host_problems(
 
 
 VMIDS = range(100, 1_000_000_000)
+_VMID = re.compile(r"[1-9][0-9]{2,8}\Z")
 # Rungs that only the Proxmox node can climb. Each asks for a confirmation on the command line.
 NODE_RUNGS = ("container_stop", "gpu_reset")
 DEFAULT_RUNGS = ("drain", "stop", "term", "kill", "holders")
@@ -309,7 +309,7 @@ def container_problems(host: str, values: t.Mapping[str, t.Any], known_hosts: t.
     if _said(vmid) and not _said(node):
         problems.append(f"{host}: sglang_vmid is {vmid}, but sglang_proxmox_host is missing: which node is it on?")
     # As cgroups and pct write it: 0129 is no container's name.
-    if _said(vmid) and not (str(vmid).isdecimal() and int(str(vmid)) in VMIDS and str(vmid) == str(int(str(vmid)))):
+    if _said(vmid) and not (_VMID.match(str(vmid)) and int(str(vmid)) in VMIDS):
         problems.append(f"{host}: sglang_vmid is '{vmid}', but must be a number from {VMIDS[0]} to {VMIDS[-1]}")
     if _said(node) and str(node) == host:
         problems.append(
@@ -329,10 +329,9 @@ def container_problems(host: str, values: t.Mapping[str, t.Any], known_hosts: t.
 
 def _inner_pids(host: str, values: t.Mapping[str, t.Any]) -> list[str]:
     """Protected pids: seen from the node a process of the container has another one."""
-    servers = values.get("sglang_servers")
     defaults = values.get("sglang_server_defaults")
     lists = [values.get("sglang_protect"), defaults.get("protect") if isinstance(defaults, t.Mapping) else None]
-    lists += [server.get("protect") for server in servers or [] if isinstance(server, t.Mapping)]
+    lists += [server.get("protect") for server in items(values, "sglang_servers") if isinstance(server, t.Mapping)]
     pids = sorted({one for each in lists for one in listed(each) if one.isdecimal()})
     return (
         [
@@ -498,7 +497,8 @@ def choose(
 
 def driver_problem(problem: t.Mapping[str, t.Any]) -> str:
     """What the driver answered to a query as a whole, and what to do about it where its code says so."""
-    _name, advice = DRIVER_CODES.get(problem.get("code") or 0, ("", ""))
+    code = problem.get("code")
+    _name, advice = DRIVER_CODES.get(code if isinstance(code, int) else 0, ("", ""))
     return f"{problem.get('message')}{': ' + advice if advice else ''}"
 
 
@@ -512,7 +512,8 @@ def gpu_indices(server: t.Mapping[str, t.Any], gpus: t.Sequence[t.Mapping[str, t
     if server.get("device") == "cpu":
         return []
     wanted = [str(gpu) for gpu in server.get("gpus") or []]
-    return [gpu["index"] for gpu in gpus if not wanted or any(_matches(each, gpu) for each in wanted)]
+    known = [gpu for gpu in gpus if isinstance(gpu.get("index"), int)]
+    return [gpu["index"] for gpu in known if not wanted or any(_matches(each, gpu) for each in wanted)]
 
 
 def gpu_problems(
@@ -529,9 +530,9 @@ def gpu_problems(
     mine = [server for server in servers if server["name"] in chosen and server.get("device") != "cpu"]
     if not mine:
         return []
-    gpus = info.get("gpus")
+    gpus = rows(info, "gpus") if info.get("gpus") is not None else None
     if gpus is None:
-        problems = "; ".join(map(driver_problem, info.get("problems") or [])) or info.get("msg")
+        problems = "; ".join(map(driver_problem, rows(info, "problems"))) or info.get("msg")
         return [f"{host}: the GPUs can't be read, so nothing about them is known: {problems or 'no reason given'}"]
     if not gpus:
         return [f"{host}: the driver shows no GPU; a server without one says device: cpu"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .results import failure
+from .results import failure, rows
 from .tables import UNKNOWN, Column, paragraph, table
 
 GB, GIB = 1e9, 2**30
@@ -40,7 +40,7 @@ def plan_why(result: t.Any) -> str:
     """Everything that denies a plan, with its remedy, in one line; where there is no plan, what failed."""
     if not isinstance(result, t.Mapping) or "findings" not in result:
         return failure(result)
-    denied = [one for one in result["findings"] if one.get("severity") == "deny" and not one.get("waived")]
+    denied = [one for one in rows(result, "findings") if one.get("severity") == "deny" and not one.get("waived")]
     return "; ".join(_sentence(one) for one in denied) or str(result.get("summary"))
 
 

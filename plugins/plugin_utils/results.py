@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import typing as t
 
@@ -31,14 +32,27 @@ def items(result: Result, key: str) -> list[t.Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
+def rows(result: t.Any, key: str) -> list[Result]:
+    """Those of a list that are mappings: what comes from a host may be anything."""
+    return [each for each in items(result, key) if isinstance(each, t.Mapping)] if isinstance(result, t.Mapping) else []
+
+
 def mapping(result: Result, key: str) -> Result:
     value = result.get(key)
     return value if isinstance(value, t.Mapping) else {}
 
 
 def seconds(result: t.Any) -> t.Optional[float]:
-    value = result.get("seconds") if isinstance(result, t.Mapping) else None
-    return float(value) if isinstance(value, (int, float)) else None
+    return figure(result.get("seconds")) if isinstance(result, t.Mapping) else None
+
+
+def figure(value: t.Any) -> t.Optional[float]:
+    """A finite number, or None."""
+    try:
+        found = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def failure(result: t.Any) -> str:

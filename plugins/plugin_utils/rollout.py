@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from .going_back import launches_of
 from .inventory import flag_name, listed
-from .results import Result, items, mapping, ran
+from .results import Result, items, mapping, ran, rows
 
 JSON = dict[str, t.Any]
 RAMP = (1, "10%", "25%")
@@ -72,6 +72,11 @@ def ramp_of(value: t.Any) -> list[t.Any]:
     return [value] if isinstance(value, (int, float)) else list(listed(value))
 
 
+def _whole(text: str, least: int) -> bool:
+    """Whether a text is a number of servers: one that can be counted to."""
+    return text.isdecimal() and len(text) <= 9 and int(text) >= least
+
+
 def step_problem(step: t.Any) -> str:
     """Why this is no step of a ramp; empty where it is one."""
     wanted = "a step is a number of servers from 1, or a part of them from 1% to 100%"
@@ -79,14 +84,14 @@ def step_problem(step: t.Any) -> str:
         return f"rollout_ramp has {step!r}, but {wanted}"
     text = str(step).strip()
     part = _PERCENT.fullmatch(text)
-    good = 0 < float(part.group(1)) <= 100 if part else text.isdecimal() and int(text) > 0
+    good = 0 < float(part.group(1)) <= 100 if part else _whole(text, 1)
     return "" if good else f"rollout_ramp has '{step}', but {wanted}"
 
 
 def _number_problem(name: str, value: t.Any, least: float, words: str) -> str:
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         number = math.nan
     return "" if least <= number < math.inf else f"{name} is '{value}', but must be {words}"
 
@@ -97,10 +102,10 @@ def option_problems(options: t.Mapping[str, t.Any]) -> list[str]:
     problems = [step_problem(step) for step in ramp]
     problems += [] if ramp else ["rollout_ramp is empty; without a step nothing begins"]
     per_node = str(options.get("per_node", PER_NODE)).strip()
-    if not per_node.isdecimal() or int(per_node) < 1:
+    if not _whole(per_node, 1):
         problems.append(f"rollout_per_node is '{per_node}', but must be a number of guests from 1")
     least = str(options.get("leave_healthy", 1)).strip()
-    if not least.isdecimal():
+    if not _whole(least, 0):
         problems.append(f"router_leave_healthy is '{least}', but must be a number of workers from 0")
     problems.append(
         _number_problem(
@@ -137,7 +142,7 @@ def seen(settings: Result, results: Result, options: t.Mapping[str, t.Any]) -> J
     current, trial, verify = mapping(results, "current"), mapping(results, "trial"), mapping(results, "verify")
     launches = [each for each in launches_of(current, name) if isinstance(each, t.Mapping)]
     now = next((each for each in launches if each.get("current")), {})
-    running: Result = next((each for each in items(current, "servers") if each.get("name") == name), {})
+    running: Result = next((each for each in rows(current, "servers") if each.get("name") == name), {})
     same = running.get("matches") is True
     same = same and _told(trial, "config_changed") is False and _told(trial, "secrets_changed") is False
     proved = now.get("verdict") == "ready" and ran(verify) and verify.get("ready") is True
@@ -187,7 +192,7 @@ def _differences(running: Result, trial: t.Any) -> list[JSON]:
 def nodes_of(settings: Result) -> int:
     """Over how many hosts a server is spread."""
     for key, value in mapping(settings, "flags").items():
-        if flag_name(str(key)) == "nnodes" and str(value).strip().isdecimal():
+        if flag_name(str(key)) == "nnodes" and _whole(str(value).strip(), 0):
             return int(str(value))
     return 1
 
@@ -436,19 +441,19 @@ def too_few_left(batch: t.Sequence[Result], answers: t.Mapping[str, t.Any], leas
     listed_: dict[str, list[Result]] = {}
     for row in batch:
         answer = mapping(mapping(answers, str(row["host"])), str(row["server"]))
-        for router in items(answer, "routers"):
+        for router in rows(answer, "routers"):
             url = str(router.get("url"))
-            listed_.setdefault(url, [each for each in items(router, "listed") if each.get("healthy") is True])
-            for worker in items(router, "workers"):
-                entries = items(mapping(worker, "after"), "entries")
+            listed_.setdefault(url, [each for each in rows(router, "listed") if each.get("healthy") is True])
+            for worker in rows(router, "workers"):
+                entries = rows(mapping(worker, "after"), "entries")
                 leaving.setdefault(url, set()).update(str(each.get("id")) for each in entries)
     problems = []
-    for url, rows in listed_.items():
-        gone = [each for each in rows if str(each.get("id")) in leaving.get(url, set())]
+    for url, workers in listed_.items():
+        gone = [each for each in workers if str(each.get("id")) in leaving.get(url, set())]
         for model in sorted({str(each.get("model_id") or "") for each in gone}):
             left = [
                 each
-                for each in rows
+                for each in workers
                 if each not in gone and (not model or str(each.get("model_id") or model) == model)
             ]
             if len(left) < least:

@@ -13,7 +13,7 @@ import typing as t
 
 from .going_back import path_problem
 from .inventory import merge, redact, server_options
-from .results import Result, items, mapping, ran
+from .results import Result, items, mapping, ran, rows
 from .tables import Column, cell, exact, paragraph, table
 
 JSON = dict[str, t.Any]
@@ -64,7 +64,7 @@ def unit_result(results: Result) -> JSON:
         "proof": {
             "verdict": verify.get("verdict"),
             "seconds": verify.get("seconds"),
-            "tokens": [each.get("count") for each in items(verify, "tokens")],
+            "tokens": [each.get("count") for each in rows(verify, "tokens")],
             "tokens_per_s": soak.get("tokens_per_s"),
             "latency_s": mapping(soak, "latency_s").get("p50"),
         },
@@ -225,7 +225,7 @@ def _unit_row(row: Result, variables: t.Mapping[str, t.Any], state: str, batch: 
         "why": str(told.get("why") or found.get("why") or ""),
         "old": dict(mapping(found, "old")),
         "new": {"launch_id": told.get("launch_id"), "config_hash": told.get("config_hash") or found.get("config_hash")},
-        "differences": [dict(each) for each in items(found, "differences")],
+        "differences": [dict(each) for each in rows(found, "differences")],
         "rolled_back_to": told.get("rolled_back_to"),
         "down_s": told.get("down_s"),
         "drain": dict(mapping(told, "drain")),

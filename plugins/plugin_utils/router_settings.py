@@ -8,11 +8,10 @@ from __future__ import annotations
 import ipaddress
 import typing as t
 
-from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-
 from ..module_utils.decide.routing import ABSENT, HEALTHY, UNKNOWN, Url, parse_url
 from ..module_utils.errors import CleanSlateError
-from .words import nearest, unknown_keys
+from .results import figure, items, mapping, rows
+from .words import nearest, spec_problems, unknown_keys
 
 Row = dict[str, t.Any]
 Values = t.Mapping[str, t.Any]
@@ -56,7 +55,7 @@ def _entry_problems(where: str, entry: Values, options: Values) -> list[str]:
     known = {key: value for key, value in entry.items() if key in options and value is not None}
     if "api_key" in known and not isinstance(known.pop("api_key"), str):
         problems.append(f"{where}: api_key must be a string")
-    problems += [f"{where}: {text}" for text in ArgumentSpecValidator(dict(options)).validate(known).error_messages]
+    problems += [f"{where}: {text}" for text in spec_problems(options, known)]
     for key in ("out", "back", "list"):
         if key in known and not known[key]:
             problems.append(f"{where}: {key} is empty; it must be a command in words")
@@ -166,22 +165,35 @@ def answer(raw: Values, hooks_only: bool = False) -> Row:
     if not raw or raw.get("skipped"):
         return {}
     verdict = str(raw.get("verdict") or "unknown")
-    problems = [str(one) for one in raw.get("problems") or ()]
+    problems = [str(one) for one in items(raw, "problems")]
     problem = "; ".join(problems) if problems else "" if raw.get("verdict") else str(raw.get("msg") or "no answer")
-    states = [worker["after"]["state"] for router in raw.get("routers") or () for worker in router["workers"]]
-    states += [_hook_state(hook) for hook in raw.get("hooks") or () if hook.get("action") == "list"]
+    routers, hooks = rows(raw, "routers"), rows(raw, "hooks")
+    states = [_state(worker, "after") for router in routers for worker in rows(router, "workers")]
+    states += [_hook_state(hook) for hook in hooks if hook.get("action") == "list"]
+    # Who answers with something else than a list has not told who is there.
+    states += [UNKNOWN for each in (raw.get("routers"), raw.get("hooks")) if not isinstance(each or [], (list, tuple))]
     return {
         "verdict": verdict,
         "problem": problem,
         "present": _present(states),
         "anywhere": any(state != ABSENT for state in states) or (not states and not hooks_only and bool(problem)),
         "drained": raw.get("drained"),
-        "routers": list(raw.get("routers") or ()),
-        "hooks": list(raw.get("hooks") or ()),
-        "plan": list(raw.get("plan") or ()),
+        "routers": routers,
+        "hooks": hooks,
+        "plan": items(raw, "plan"),
         "changed": bool(raw.get("changed")),
         "seconds": raw.get("seconds"),
     }
+
+
+def _state(worker: Values, when: str) -> str:
+    """``when``: before or after."""
+    return str(mapping(worker, when).get("state") or UNKNOWN)
+
+
+def _seconds(result: Values) -> str:
+    told = figure(result.get("seconds"))
+    return "? s" if told is None else f"{told:.1f} s"
 
 
 def _hook_state(hook: Values) -> str:
@@ -198,15 +210,15 @@ def _present(states: t.Sequence[str]) -> t.Optional[bool]:
 def lines(answered: Values) -> list[str]:
     """For people: each router with before and after, and what was drained."""
     text = []
-    for router in answered.get("routers") or ():
-        for worker in router["workers"]:
-            before, after = worker["before"]["state"], worker["after"]["state"]
+    for router in rows(answered, "routers"):
+        for worker in rows(router, "workers"):
+            before, after = _state(worker, "before"), _state(worker, "after")
             change = after if before == after else f"{before} -> {after}"
-            text.append(f"router {router['name']}: {worker['url']} {change}")
-    drained = answered.get("drained")
+            text.append(f"router {router.get('name')}: {worker.get('url')} {change}")
+    drained = mapping(answered, "drained")
     if drained:
-        cut = "unknown" if drained["cut"] is None else drained["cut"]
-        text.append(f"drained: {drained['in_flight_at_start']} in flight, {cut} cut off, {drained['seconds']:.1f} s")
-    for hook in answered.get("hooks") or ():
-        text.append(f"hook {hook['name']} ({hook['action']}): {hook['result']}, {hook['seconds']:.1f} s")
+        cut = "unknown" if drained.get("cut") is None else drained["cut"]
+        text.append(f"drained: {drained.get('in_flight_at_start')} in flight, {cut} cut off, {_seconds(drained)}")
+    for hook in rows(answered, "hooks"):
+        text.append(f"hook {hook.get('name')} ({hook.get('action')}): {hook.get('result')}, {_seconds(hook)}")
     return text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .results import INDENT, Result, failure, items, label, mapping, ran, who
+from .results import INDENT, Result, failure, items, label, mapping, ran, rows, who
 from .tables import UNKNOWN, cell, exact, paragraph, shortened
 
 
@@ -54,7 +54,7 @@ def proof_lines(verify: t.Any) -> list[str]:
 
 def _proved(verify: Result) -> list[str]:
     facts = []
-    for each in items(verify, "tokens"):
+    for each in rows(verify, "tokens"):
         rank = each.get("dp_rank")
         where = f" from DP rank {rank}" if rank is not None else ""
         facts.append(f"{cell(each.get('count'))} tokens{where} in {cell(each.get('seconds'))} s")

@@ -21,6 +21,7 @@ Settings = t.Mapping[str, t.Any]
 # Per host the complete settings of its servers.
 Fleet = t.Mapping[str, t.Sequence[Settings]]
 NODE_RANK = "node-rank"
+MOST_NODES = 1000
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,12 @@ def _unit(
     ours.sort(key=lambda entry: _order(rank_of(entry[1])))
     nodes = max(nodes_of(settings) or 1 for _host, settings in ours)
     members = tuple(Member(host, server, rank_of(settings)) for host, settings in ours)
-    missing = tuple(rank for rank in range(nodes) if rank not in {member.rank for member in members})
+    taken = {member.rank for member in members}
+    missing = tuple(rank for rank in range(min(nodes, MOST_NODES)) if rank not in taken)
     away = {rank_of(settings): host for host, settings in entries if host not in in_play}
     unit = Unit(server, address, nodes, members, (), missing)
-    problems = [*_address_problems(unit), *_rank_problems(unit), *_missing_problems(unit, away, others)]
+    problems = [*_count_problems(unit), *_address_problems(unit), *_rank_problems(unit)]
+    problems += _missing_problems(unit, away, others)
     problems += _flag_problems(unit, ours)
     return Unit(server, address, nodes, members, tuple(problems), missing)
 
@@ -118,6 +121,12 @@ def _order(rank: t.Optional[int]) -> int:
 
 def _head(unit: Unit) -> str:
     return f"server '{unit.server}' over several hosts ({', '.join(unit.hosts)}; nnodes {unit.nodes})"
+
+
+def _count_problems(unit: Unit) -> list[str]:
+    if unit.nodes <= MOST_NODES:
+        return []
+    return [f"{_head(unit)}: nnodes must be at most {MOST_NODES}; correct it"]
 
 
 def _address_problems(unit: Unit) -> list[str]:
@@ -140,9 +149,9 @@ def _rank_problems(unit: Unit) -> list[str]:
     problems = [
         f"{_head(unit)}: node_rank of {host} is no number from 0 to {unit.nodes - 1}; correct it" for host in wrong
     ]
-    for rank in range(unit.nodes):
+    for rank in sorted({member.rank for member in unit.members if member.rank is not None}):
         hosts = [member.host for member in unit.members if member.rank == rank]
-        if len(hosts) > 1:
+        if len(hosts) > 1 and rank < unit.nodes:
             problems.append(
                 f"{_head(unit)}: {', '.join(hosts)} all have node_rank {rank}; each host needs its own, {_EXAMPLE}"
             )
@@ -159,6 +168,8 @@ def _missing_problems(unit: Unit, away: t.Mapping[t.Optional[int], str], others:
             "without --limit, or with a limit and a target that have all of them"
         )
     nowhere = [str(rank) for rank in unit.missing if rank not in away]
+    if len(nowhere) > 20:
+        nowhere = [*nowhere[:20], f"and {len(nowhere) - 20} more"]
     if nowhere:
         elsewhere = f" (another '{unit.server}' has dist_init_addr {', '.join(sorted(others))})" if others else ""
         problems.append(

@@ -38,7 +38,7 @@ def table(columns: t.Sequence[Column], rows: t.Sequence[t.Sequence[t.Any]]) -> l
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    return textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""]
 
 
 def _line(cells: t.Sequence[str], columns: t.Sequence[Column], widths: t.Sequence[int]) -> str:
@@ -88,9 +88,12 @@ def shortened(text: t.Any, width: int) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
+_FOR_EVER = 10**12
+
+
 def duration(seconds: t.Optional[float]) -> str:
     """An age in the two largest units."""
-    if seconds is None:
+    if not isinstance(seconds, (int, float)) or not abs(seconds) < _FOR_EVER:
         return UNKNOWN
     whole = int(seconds)
     if whole < 60:

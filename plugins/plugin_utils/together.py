@@ -91,10 +91,10 @@ Start = tuple[str, bool]
 def starts_of(launches: t.Any) -> dict[Start, Result]:
     """The proved launches of one host by the start that they are a part of, the newest of each."""
     found: dict[Start, Result] = {}
-    for each in launches or []:
+    for each in launches if isinstance(launches, (list, tuple)) else ():
         if not isinstance(each, t.Mapping) or not each.get("run_id") or each.get("problem"):
             continue
-        if each.get("verdict") == "ready":
+        if each.get("verdict") == "ready" and each.get("launch_id"):
             found.setdefault((str(each["run_id"]), bool(each.get("from_launch"))), each)
     return found
 
@@ -131,7 +131,7 @@ def _start(found: t.Mapping[str, t.Mapping[Start, Result]], start: Start) -> JSO
 def _no_start(unit: Result, launches: t.Mapping[str, t.Any], problem: str) -> JSON:
     kept = []
     for host in items(unit, "hosts"):
-        rows = [each for each in launches.get(host) or [] if isinstance(each, t.Mapping)]
+        rows = [each for each in items(launches, str(host)) if isinstance(each, t.Mapping)]
         words = [f"{each.get('launch_id')} ({each.get('verdict') or 'never judged'})" for each in rows[:5]]
         kept.append(f"{host}: {', '.join(words) or 'none'}")
     return {"launches": {}, "problem": f"{problem}; kept are {'; '.join(kept)}"}

@@ -13,7 +13,7 @@ import re
 import typing as t
 from dataclasses import dataclass
 
-from .results import failure, reasons
+from .results import failure, figure, mapping, reasons, rows
 
 Result = t.Mapping[str, t.Any]
 JSON = dict[str, t.Any]
@@ -73,7 +73,9 @@ def _answered(result: t.Any) -> bool:
     """Whether it is a verdict, not a failure on the way to one."""
     if not isinstance(result, t.Mapping) or result.get("verdict") not in VERDICTS:
         return False
-    return not (result["verdict"] == "clean" and result.get("failed"))
+    given = result.get("reasons")
+    listed = given is None or isinstance(given, (list, tuple))
+    return not (result["verdict"] == "clean" and (result.get("failed") or not listed))
 
 
 def _inside_view(result: t.Any, host: str, needed: bool) -> View:
@@ -114,7 +116,7 @@ def _view(vantage: str, where: str, result: Result) -> View:
 
 
 def _given_reasons(result: Result) -> list[JSON]:
-    found = [dict(each) for each in result.get("reasons") or [] if isinstance(each, t.Mapping)]
+    found = [dict(each) for each in rows(result, "reasons")]
     if not found and result["verdict"] != "clean":
         text = str(result.get("summary") or result.get("msg") or "no reason was given")
         found = [_reason("view_missing", text, "verdict", means=result["verdict"])]
@@ -167,8 +169,7 @@ def _node_sees_free(inside: View, node: View) -> bool:
     if not _answered(node.result) or not node.reachable:
         return False
     facts = node.result.get("facts_seen")
-    rows = facts.get("gpus") if isinstance(facts, t.Mapping) else None
-    shown = {str(gpu.get("bus_id")).lower() for gpu in rows or [] if isinstance(gpu, t.Mapping)}
+    shown = {str(gpu.get("bus_id")).lower() for gpu in rows(facts, "gpus")}
     return any(bus_id in shown and not _about(node, bus_id) for _reason_, bus_id in _elsewhere(inside))
 
 
@@ -177,7 +178,7 @@ def _joined_warnings(inside: View, node: View, needs_inside: bool) -> list[JSON]
     found = [
         {**warning, "vantage": view.vantage, "seen_from": view.where}
         for view in (inside, node)
-        for warning in view.result.get("warnings_found") or []
+        for warning in rows(view.result, "warnings_found")
         # The node sees what can't be seen from inside.
         if not (view is inside and seen_by_node and warning.get("code") == "not_visible")
     ]
@@ -190,7 +191,7 @@ def _joined_warnings(inside: View, node: View, needs_inside: bool) -> list[JSON]
 
 
 def _number(value: t.Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    return figure(value) or 0.0
 
 
 def _first(views: t.Sequence[View], key: str) -> t.Any:
@@ -206,7 +207,8 @@ def _available(view: View) -> t.Optional[int]:
 def _facts(views: t.Sequence[View]) -> JSON:
     """The figures of the inside view, else the node's; of host memory the least that a view tells."""
     told = [value for value in map(_available, views) if value is not None]
-    return {**(_first(views, "facts_seen") or {}), "available_mib": min(told) if told else None}
+    shown = next(filter(None, (mapping(view.result, "facts_seen") for view in views)), {})
+    return {**shown, "available_mib": min(told) if told else None}
 
 
 def _summary(verdict: str, found: t.Sequence[JSON], facts: Result, views: t.Sequence[View]) -> str:
@@ -214,7 +216,7 @@ def _summary(verdict: str, found: t.Sequence[JSON], facts: Result, views: t.Sequ
         first = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return f"{verdict}: {first.get('message')} (seen from {first['seen_from']}){more}"
-    count = len(facts.get("gpus") or [])
+    count = len(rows(facts, "gpus"))
     label = " (simulated driver)" if any(view.result.get("simulated") for view in views) else ""
     what = f"{count} GPU{'s' if count != 1 else ''} free{label}" if count else "no GPUs declared"
     available = "unknown" if facts["available_mib"] is None else f"{facts['available_mib']} MiB"

@@ -28,6 +28,8 @@ _WORKERS = ("scheduler", "detokenizer", "detokenizer_router", "data_parallel_con
 _ROLES = ("leader", *_WORKERS)
 
 
+MOST_RANKS = 4096  # of one host; flags that ask for more are a slip, and nobody is named by them
+
 @dataclass(frozen=True)
 class Worker:
     """A process of the server's tree. ``role`` and ``ranks`` as its title says them; a zombie keeps no title, and is
@@ -113,8 +115,11 @@ def _ranks_here(
     pp_here, nodes_per_pp = max(pp // nnodes, 1), max(nnodes // pp, 1)
     tp_here = tp // nodes_per_pp
     first_pp, first_tp = pp_here * (node // nodes_per_pp), tp_here * (node % nodes_per_pp)
+    replicas = 1 if attention_dp else dp
+    if replicas * pp_here * tp_here > MOST_RANKS:
+        return None
     found: list[Ranks] = []
-    for replica in range(1 if attention_dp else dp):
+    for replica in range(replicas):
         for pp_rank in range(first_pp, first_pp + pp_here):
             for tp_rank in range(first_tp, first_tp + tp_here):
                 parts: list[tuple[str, int]] = []

@@ -87,7 +87,7 @@ def uid_outside(guest: Guest, user: str, proc: str = "/proc") -> t.Optional[int]
     """The uid on the node of a container's user (a name in its own /etc/passwd, or a number); None: not to be told."""
     if guest.root_pid is None:
         return None
-    inner = int(user) if user.isdecimal() else _uid_by_name(guest, user, proc)
+    inner = int(user) if user.isdecimal() and len(user) <= 10 else _uid_by_name(guest, user, proc)
     if inner is None:
         return None
     for inside, outside, count in _uid_map(guest.root_pid, proc):
@@ -260,7 +260,7 @@ def _uid_by_name(guest: Guest, user: str, proc: str) -> t.Optional[int]:
     text = read_inside(guest.root_pid, "/etc/passwd", proc, PASSWD_LIMIT_BYTES, guest.root_start)
     for line in (text or "").split("\n"):
         fields = line.split(":")
-        if len(fields) >= 3 and fields[0] == user and fields[2].isdecimal():
+        if len(fields) >= 3 and fields[0] == user and fields[2].isdecimal() and len(fields[2]) <= 10:
             return int(fields[2])
     return None
 

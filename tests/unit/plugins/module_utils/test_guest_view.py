@@ -348,6 +348,8 @@ def test_its_own_boot_id(tmp_path: Path) -> None:
         ("65536", UNPRIVILEGED, None),
         ("nobody-here", UNPRIVILEGED, None),
         ("broken", UNPRIVILEGED, None),
+        ("endless", UNPRIVILEGED, None),
+        ("9" * 5000, UNPRIVILEGED, None),
         ("", UNPRIVILEGED, None),
         ("sglang", "0 100000 500\n500 200000 1000\n", 200_497),
         ("sglang", "", None),
@@ -357,6 +359,7 @@ def test_its_own_boot_id(tmp_path: Path) -> None:
 def test_the_uid_of_a_containers_user(tmp_path: Path, user: str, uid_map: str, outside: int | None) -> None:
     node = Node(tmp_path, MONITOR, container_init()).inside(50, uid_map=uid_map)
     lines = ["root:x:0:0::/root:/bin/sh", "broken:x:many:1", "sglang:x:997:997::/:/bin/sh", "sglang:x:5:5::/:/bin/sh"]
+    lines.append(f"endless:x:{'9' * 5000}:1")  # Python refuses to read such a number
     (node.rootfs / "etc/passwd").write_text("\n".join(lines) + "\n")
     assert uid_outside(node.look(), user, str(node.proc)) == outside
 

@@ -209,3 +209,10 @@ def test_what_a_worker_forks_is_no_worker(role: str, state: str) -> None:
     }
     found = {one.pid: one.role for one in workers_of(processes[1], processes)}
     assert found == {1: "leader", 2: role, 3: "other"}
+
+
+def test_flags_that_ask_for_a_billion_ranks_name_nobody() -> None:
+    for flags in ({"tp-size": 10**9}, {"dp-size": 10**9}, {"pp-size": 10**9, "tp-size": 10**9}):
+        expected = expected_workers(flags)
+        assert expected.ranks is None
+        assert judge_workers([], expected).problem is not None

@@ -149,3 +149,10 @@ def test_data_for_playbooks() -> None:
         "missing": [],
         "problems": [],
     }
+
+
+def test_a_slip_in_nnodes_is_a_sentence_and_no_count_to_a_billion() -> None:
+    found = only({"a": [entry(0, nodes=10**9)], "b": [entry(1, nodes=10**9)]})
+    assert any("nnodes must be at most 1000" in problem for problem in found.problems)
+    assert len(found.missing) < 1000
+    assert all(len(problem) < 500 for problem in found.problems)
