@@ -34,7 +34,7 @@ from ansible_collections.cleanslate.sglang.tests.faults.site import told
 from ansible_collections.cleanslate.sglang.tests.harness import tree
 from ansible_collections.cleanslate.sglang.tests.harness.devices import LOOP_MAJOR
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun, TaskResult
-from ansible_collections.cleanslate.sglang.tests.harness.trace import CALLS, Signal, parse_trace
+from ansible_collections.cleanslate.sglang.tests.harness.trace import STRACE, Signal, parse_trace
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
 from ansible_collections.cleanslate.sglang.tests.lab.containers import Container, Lab, ansible_host
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import run_module_on
@@ -199,9 +199,8 @@ class Berth:
 
     def _trace(self) -> None:
         """An interpreter for modules inside that records every signal which they and their helpers send."""
-        words = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-e", "signal=none", "--decode-fds=pidfd"]
         path = self.box.root / TRACED_PYTHON.lstrip("/")
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} -o {TRACES}/$$ {PYTHON} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(STRACE)} -o {TRACES}/$$ {PYTHON} "$@"\n')
         path.chmod(0o755)
         folder = self.box.root / TRACES.lstrip("/")
         folder.mkdir()
@@ -495,7 +494,7 @@ class LabSite(Looking):
         meanwhile: t.Callable[[], None] | None = None,
         **arguments: t.Any,
     ) -> None:
-        """One module in the container between two looks, by ssh and traced."""
+        """One module in the container between two looks, by ssh; its signals are recorded."""
         box = (guest or self.guest).box
         variables = {**ansible_host(box, user), "ansible_python_interpreter": TRACED_PYTHON}
         values = {"device_major": LOOP_MAJOR, **arguments}

@@ -429,15 +429,8 @@ def relaunch_on_full_shm(site: LabSite) -> None:
 
 
 def no_delegation(site: LabSite) -> None:
-    """The container may not write its cgroups, and the server's workers ignore SIGTERM and fork on: signals alone."""
-    # The fixture looks for the stand-in where the checkout has it.
-    site.box.run(["ln", "-sfn", ".", f"{DOUBLES}/doubles"], 30).check()
-    leader = ["env", f"PYTHONPATH={DOUBLES}/fixtures/leader", "LEADER_FORKS=1", "LEADER_IGNORES_TERM=1", SGLANG_PYTHON]
-    argv = [*leader, "-m", "sglang.launch_server", "--model-path", "/models/tiny", "--port", str(PORT)]
-    site.unit("kimi", PORT, argv=argv, serves=False)
-    wait_for("workers", lambda: len(site.box.find("scheduler_TP0")) > 3)
-    pid = site.leader(PORT)
-    site.restless(pid)
+    """The container may not write its cgroups: a server that ignores SIGTERM is ended by signals alone."""
+    site.unit("kimi", PORT, 0, SGLANG_STANDIN_IGNORE_TERM="1")
     site.later.callback(site.box.run, ["mount", "-o", "remount,bind,rw", "/sys/fs/cgroup/unified"], 30)
     site.box.run(["mount", "-o", "remount,bind,ro", "/sys/fs/cgroup/unified"], 30).check()
     site.evict_inside(port=PORT, rungs=["term", "kill"], deadlines={**DEADLINES, "term": 1})
@@ -597,8 +590,16 @@ ROWS = (
         Patch(TARGETS, "leader.port == port and leader.same_network:", "leader.port == port:"), may_die=("server",),
     ),
     row(
+        "nested-pids", "a holder in a PID namespace inside the container, evicted by the node", "gpu_evict", "evicted",
+        nested_from_the_node, BY_PID_NAMESPACE, may_die=("nested worker",),
+    ),
+    row(
         "neighbours-holder", "a neighbour container's server holds the same GPU", "gpu_evict", "evicted",
         neighbours_holder, NOBODY_ELSEWHERE, may_die=("server",),
+    ),
+    row(
+        "invisible-orphans", "orphans that only the node sees", "gpu_evict", "evicted", only_the_node_sees,
+        BY_PID_NAMESPACE, may_die=("orphan",),
     ),
     row(
         "false-service", "a holder in the container that bears a GPU service's name", "clean_state", "dirty",
@@ -627,6 +628,16 @@ ROWS = (
     row(
         "shm-full", "the container's /dev/shm is full, judged by the node", "clean_state", "dirty", full_shm,
         Patch(CLEAN, "if shm.free_mib < limits.shm_required_mib:", "if False:"), codes=("shm_full",),
+    ),
+    row(
+        "drift-killed-unit", "somebody killed the unit's processes by hand", "drift", "drifted", killed_by_hand,
+        Patch(DRIFT_SERVER, "        if seen.stranger is None:\n", "        if False:\n"),
+        codes=("not_running",),
+    ),
+    row(
+        "drift-overridden-unit", "somebody overrode the unit by `systemctl edit`", "drift", "drifted", overridden,
+        Patch(DRIFT_SERVER, "    if unit.drop_ins:\n", "    if False:\n"),
+        codes=("unit_override",),
     ),
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from ..harness import tree
 from ..harness.command import ROOT
 from ..harness.devices import LOOP_MAJOR
 from ..harness.playbook import PlaybookRun, TaskResult, run_playbook
-from ..harness.trace import CALLS, parse_trace
+from ..harness.trace import STRACE, parse_trace
 from .inventory import ansible_env, host_vars, server
 from .node import NAME, Guest, Node, started
 from .servers import standin_argv, start_unit, unit_file, wait_serving
@@ -209,9 +209,8 @@ def trace_node(node: Node) -> str:
     """An interpreter for modules on the node that records every signal which they and their helpers send."""
     traces = node.directory / "traces"
     traces.mkdir()
-    words = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-e", "signal=none", "--decode-fds=pidfd"]
     path = node.directory / "traced-python"
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} -o {traces}/$$ {sys.executable} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(STRACE)} -o {traces}/$$ {sys.executable} "$@"\n')
     path.chmod(0o755)
     return str(path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT
-from ansible_collections.cleanslate.sglang.tests.harness.trace import CALLS, parse_trace
+from ansible_collections.cleanslate.sglang.tests.harness.trace import STRACE, parse_trace
 from ansible_collections.cleanslate.sglang.tests.lab.containers import Container
 from ansible_collections.cleanslate.sglang.tests.lab.gpus import USED_MIB, Gpus
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import (
@@ -43,8 +43,7 @@ TRACES = "/run/traces"
 
 def trace_modules(box: Container) -> None:
     """An interpreter for modules that writes every signal which they send below TRACES."""
-    words = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-e", "signal=none", "--decode-fds=pidfd"]
-    script = f'#!/bin/sh\nexec {shlex.join(words)} -o {TRACES}/$$ {PYTHON} "$@"\n'
+    script = f'#!/bin/sh\nexec {shlex.join(STRACE)} -o {TRACES}/$$ {PYTHON} "$@"\n'
     path = box.root / TRACED_PYTHON.lstrip("/")
     path.write_text(script)
     path.chmod(0o755)
