@@ -40,7 +40,7 @@ TESTS = {
     "budget": ("test_budget",),
     "budget_findings": ("test_budget", "test_planning"),
     "budget_host": ("test_budget", "test_planning"),
-    "clean": ("test_clean", "test_clean_guest"),
+    "clean": ("test_clean", "test_clean_guest", "test_clean_reasons"),
     "clients": ("test_clients",),
     "conditions": ("test_conditions", _BLIND),
     "devicerules": ("test_devicerules",),
