@@ -295,3 +295,123 @@ def test_junk_is_read_or_refused(raw: t.Any) -> None:
     except Wrong:
         return
     condition.ask(Facts({"model": {"a": 1}, "flags": {}}))
+
+
+# --- mistakes are named by their place, and bounds are where they are said to be ---
+
+FACT = {"fact": "model.a", "is": 1}
+
+
+def wrong(raw: t.Any) -> str:
+    with pytest.raises(Wrong) as caught:
+        Reader(KNOWN).read(raw)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (5, "when: is 5; "),
+        ({"all": 5}, "when.all: is 5; "),
+        ({"all": [FACT, {"any": [FACT, {}]}]}, "when.all[1].any[1]: is a mapping; "),
+        ({"not": {"not": "x"}}, "when.not.not: is 'x'; "),
+        ({"all": [{"at_least": 5}]}, "when.all[0]: 'at_least' has no fact beside it; "),
+        ({"not": FACT, "any": [FACT]}, "when: has not, any; "),
+        ({"all": [{"both": 1, "not": 2}]}, "when.all[0]: has both, not; "),
+        ({"all": [{"fact": "model.a"}]}, "when.all[0]: fact 'model.a' has no operator; "),
+        ({"not": {"fact": "model.a", "isnt": 1}}, "when.not: unknown operator 'isnt'"),
+        ({"not": {"fact": "flags.api_key", "is": "x"}}, "when.not: 'flags.api_key' is a secret; "),
+        ({"not": {"fact": 5, "is": 1}}, "when.not: fact 5 is no name of a fact; "),
+        ({"not": {"fact": "modl.a", "is": 1}}, "when.not: unknown fact 'modl.a'; did you mean 'model'?"),
+        ({"not": {"fact": "model.z", "is": 1}}, "when.not: unknown fact 'model.z'"),
+        ({"not": {"fact": "flags.a.b", "is": 1}}, "when.not: unknown fact 'flags.a.b'; allowed is one name"),
+        ({"not": {"fact": "model.a", "set": False}}, "when.not.set: is false; "),
+        ({"not": {"fact": "model.a", "version_below": 5}}, "when.not.version_below: is 5; "),
+        ({"not": {"fact": "model.a", "matches": ["a", 5]}}, "when.not.matches: has a value that is no text; "),
+        ({"not": {"fact": "model.a", "in": ["a", {}]}}, "when.not.in[1]: is a mapping; "),
+        ({"not": {"fact": "model.a", "above": {"fact": "model.b", "and": 1}}}, "when.not.above: has other keys; "),
+        ({"not": {"fact": "model.a", "above": {"fact": "model.z"}}}, "when.not.above: unknown fact 'model.z'"),
+        ({"not": {"fact": "model.a", "above": {"fact": "model.b", "times": "2"}}}, "when.not.above.times: is '2'; "),
+    ],
+)
+def test_a_mistake_is_named_by_its_place(raw: t.Any, message: str) -> None:
+    assert wrong(raw).startswith(message)
+
+
+@pytest.mark.parametrize("group", ["not", "all"])
+def test_as_many_levels_as_are_allowed(group: str) -> None:
+    def nested(depth: int) -> t.Any:
+        raw: t.Any = FACT
+        for _level in range(depth):
+            raw = {group: raw if group == "not" else [raw]}
+        return raw
+
+    assert Reader(KNOWN).read(nested(conditions.MAX_DEPTH))
+    assert "levels" in wrong(nested(conditions.MAX_DEPTH + 1))
+
+
+def test_as_many_parts_as_are_allowed() -> None:
+    most = conditions.MAX_PARTS - 1  # the group is one
+    assert Reader(KNOWN).read({"all": [FACT] * most})
+    assert wrong({"all": [FACT] * (most + 1)}).startswith(f"when.all[{most}]: more than")
+    assert Reader(KNOWN).read({"fact": "model.a", "in": ["x"] * conditions.MAX_PARTS})
+    assert "1 to 300 values" in wrong({"fact": "model.a", "in": ["x"] * (conditions.MAX_PARTS + 1)})
+
+
+def test_as_long_texts_as_are_allowed() -> None:
+    assert Reader(KNOWN).read({"fact": "model.a", "is": "x" * conditions.MAX_TEXT})
+    assert "a text of up to 200" in wrong({"fact": "model.a", "is": "x" * (conditions.MAX_TEXT + 1)})
+    version = "1." + "0" * 38
+    assert Reader(KNOWN).read({"fact": "sglang.version", "version_below": version})
+    assert "a version in quotes" in wrong({"fact": "sglang.version", "version_below": version + "0"})
+
+
+def test_a_number_of_forty_characters_is_one_and_a_longer_is_not() -> None:
+    at_least = {"fact": "model.a", "at_least": 1}
+    assert ask(at_least, model={"a": "0" * 39 + "1"}).truth is True
+    assert ask(at_least, model={"a": "0" * 40 + "1"}).truth is None
+
+
+def test_a_secret_may_be_asked_whether_it_is_set_or_not() -> None:
+    both = {"fact": "flags.api_key", "set": True, "unset": True}
+    assert ask(both, flags={"api_key": "x"}).truth is False
+    for operator, value in (("set", "x"), ("unset", None)):
+        assert ask({"fact": "flags.api_key", operator: True}, flags={"api_key": value}).truth is True
+
+
+def test_another_fact_is_taken_once_where_nothing_is_said() -> None:
+    raw = {"fact": "model.a", "at_least": {"fact": "model.b"}}
+    assert ask(raw, model={"a": 5, "b": 5}).truth is True
+    assert ask(raw, model={"a": 5, "b": 6}).truth is False
+    assert ask({"fact": "model.a", "at_least": {"fact": "model.b", "times": 2}}, model={"a": 9, "b": 5}).truth is False
+    assert ask(raw, model={"a": 5}) == Answer(None, ("model.b",))
+
+
+def test_not_says_what_is_missing_too() -> None:
+    assert ask({"not": FACT}, model={}) == Answer(None, ("model.a",))
+
+
+def test_the_facts_of_a_condition_each_once_and_in_order() -> None:
+    raw = {"any": [{"fact": "model.b", "is": 1}, {"all": [FACT, {"not": {"fact": "model.b", "is": 2}}]}]}
+    assert Reader(KNOWN).read(raw).paths() == ("model.b", "model.a")
+    assert Reader(KNOWN).read({"all": [FACT, FACT]}).paths() == ("model.a",)
+
+
+def test_facts_below_facts() -> None:
+    assert ask({"fact": "model.extra.x", "is": 1}, model={"extra": {"x": 1}}).truth is True
+    assert ask({"fact": "model.extra.x.y", "is": 1}, model={"extra": {"x": {"y": 1}}}).truth is True
+    assert ask({"fact": "model.extra.x.y", "is": 1}, model={"extra": {"x": "y"}}).truth is None
+    assert "unknown fact" in wrong({"fact": "model.extras", "is": 1})
+
+
+def test_a_word_unlike_all_names_those_that_are_allowed() -> None:
+    assert conditions.nearest("zzz", ["b", "a"]) == "; allowed are a, b"
+    assert conditions.nearest("aab", ["aaa", "bbb"]) == "; did you mean 'aaa'?"
+
+
+def test_a_wrong_value_is_shown_short() -> None:
+    assert conditions.shown("x" * 58) == repr("x" * 58)
+    assert conditions.shown("x" * 59) == "'" + "x" * 56 + "..."
+    assert conditions.shown(10**20 - 1) == "99999999999999999999"
+    assert conditions.shown(10**20) == "a number out of all bounds"
+    assert conditions.named("x" * 70) == "x" * 60

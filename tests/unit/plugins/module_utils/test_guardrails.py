@@ -322,3 +322,108 @@ def test_junk_is_judged_or_refused(raw: t.Any) -> None:
     found, problems = guardrails.parse_rules(raw)
     assert len(found) + len(problems) >= len(raw)
     guardrails.judge(found, Facts({"topology": {"tp": 8}}), {"too_many": "it is fine here"})
+
+
+# --- what a finding has, whole ---
+
+
+def test_an_unknown_deny_whole() -> None:
+    (finding,) = judge({"topology": {}, "flags": {}}, when={"fact": "topology.tp", "above": {"fact": "flags.tp_size"}})
+    assert finding == Finding(
+        "too_many",
+        "unknown",
+        "tp-size",
+        "Whether this holds is not known, because topology.tp is not known: Too many ranks",
+        "Make it known, or change what decides it: topology.tp, flags.tp_size",
+        "a test",
+        True,
+        None,
+    )
+
+
+def test_warnings_that_could_not_be_judged_are_one_note_whole() -> None:
+    found = guardrails.judge(
+        [*rules(severity="warn"), *rules(id="another", severity="warn", when={"fact": "topology.pp", "is": 1})],
+        Facts({"topology": {}}),
+    )
+    assert found == [
+        Finding(
+            guardrails.NOT_JUDGED,
+            "note",
+            "guardrails",
+            "Not judged, because facts are not known: too_many (topology.tp); another (topology.pp)",
+            source="guardrails",
+        )
+    ]
+
+
+def test_one_rule_that_is_silent_or_not_known_does_not_end_the_judgement() -> None:
+    silent = rules(id="false", when={"fact": "topology.tp", "is": 1})
+    unsure = rules(id="open", when={"fact": "topology.pp", "is": 1})
+    found = guardrails.judge([*silent, *unsure, *rules()], Facts({"topology": {"tp": 8}, "flags": {}}))
+    assert [(one.id, one.severity) for one in found] == [("open", "unknown"), ("too_many", "deny")]
+
+
+def test_the_subject_is_the_first_three_flags() -> None:
+    names = ["a_b", "c", "d", "e"]
+    when = {"all": [{"fact": f"flags.{name}", "is": 1} for name in names]}
+    (finding,) = judge({"flags": dict.fromkeys(names, 1), "topology": {"tp": 1}}, when=when)
+    assert finding.subject == "a-b, c, d"
+
+
+@pytest.mark.parametrize("name", ["n_routed_experts", "num_experts", "num_local_experts"])
+def test_experts_by_each_of_their_names(name: str) -> None:
+    model = ModelFacts("/m", "local", architectures=("X",), extra={name: 64})
+    assert guardrails.facts_tree({}, model=model).get("model.experts").value == 64
+
+
+def test_a_mistake_names_its_rule() -> None:
+    def first(*raw: t.Any) -> str:
+        return guardrails.parse_rules(list(raw))[1][0]
+
+    assert first({**RULE, "severity": "no"}).startswith("guardrails: rule 'too_many': severity")
+    assert first({**RULE, "id": None}).startswith("guardrails: rule number 1: ")
+    assert first(RULE, "x").startswith("guardrails: rule number 2: is 'x'")
+
+
+def test_each_wrong_quote_of_a_text_is_named() -> None:
+    _rules, problems = guardrails.parse_rules([{**RULE, "reason": "{topology.zz} {flags.api_key} {topology.tp:gb}"}])
+    assert len(problems) == 3
+    assert all(word in problem for word, problem in zip(("zz", "secret", "no unit"), problems))
+
+
+def test_as_many_rules_and_as_long_texts_as_are_allowed() -> None:
+    many = [{**RULE, "id": f"rule_{number}"} for number in range(guardrails.MAX_RULES)]
+    assert len(guardrails.parse_rules(many)[0]) == guardrails.MAX_RULES
+    assert guardrails.parse_rules([*many, RULE])[0] == []
+    assert guardrails.parse_rules([{**RULE, "title": "x" * 2000}])[1] == []
+    assert guardrails.parse_rules([{**RULE, "title": "x" * 2001}])[1] != []
+    version = "1." + "0" * 38
+    assert guardrails.parse_rules([{**RULE, "since": version}])[1] == []
+    assert guardrails.parse_rules([{**RULE, "since": version + "0"}])[1] != []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (2.0, "2"),
+        (100.0, "100"),
+        (2.5, "2.5"),
+        (1234.567, "1,234.57"),
+        (10.0**15, "1.000e+15"),
+        (9.0 * 10**14, "900,000,000,000,000"),
+        (12345, "12,345"),
+        (10**20 - 1, "99,999,999,999,999,999,999"),
+        (10**20, "a number out of all bounds"),
+        ([*range(1, 12), [5]], "1, 2, 3, 4, 5, 6, 7, 8"),
+        ("x" * 300, "x" * 200),
+    ],
+)
+def test_a_quoted_value(value: t.Any, text: str) -> None:
+    assert guardrails.filled("{flags.a}", Facts({"flags": {"a": value}})) == text
+
+
+def test_a_size_in_another_unit_only_where_one_is_asked_for() -> None:
+    facts = Facts({"host": {"mem_available_mib": 2048}})
+    assert guardrails.filled("{host.mem_available_mib:gib} {host.mem_available_mib}", facts) == "2.0 GiB 2,048"
