@@ -263,9 +263,10 @@ class Shared:
         self.later = contextlib.ExitStack()
         self.berths: dict[tuple[int, ...], Berth] = {}
         self.notes: list[str] = []
-        atexit.register(self.close)
         try:
             self.lab = self.later.enter_context(Lab())
+            # After the lab's own, so that it is called before that one.
+            atexit.register(self.close)
             self.node = self.later.enter_context(Node(self.lab))
             self.interpreter = trace_node(self.node)
             kinds = self.later.enter_context(bystanders_on(self.node, "editor", "shell", "persistenced"))

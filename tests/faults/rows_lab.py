@@ -429,10 +429,13 @@ def relaunch_on_full_shm(site: LabSite) -> None:
 
 
 def no_delegation(site: LabSite) -> None:
-    """The container may not write its cgroups: a server that ignores SIGTERM is ended by signals alone."""
+    """The server's cgroup can't be written in the container: a server that ignores SIGTERM is ended by signals alone.
+    """
     site.unit("kimi", PORT, 0, SGLANG_STANDIN_IGNORE_TERM="1")
-    site.later.callback(site.box.run, ["mount", "-o", "remount,bind,rw", "/sys/fs/cgroup/unified"], 30)
-    site.box.run(["mount", "-o", "remount,bind,ro", "/sys/fs/cgroup/unified"], 30).check()
+    folder = "/sys/fs/cgroup/unified/system.slice/kimi.service"
+    site.box.run(["mount", "--bind", folder, folder], 30).check()
+    site.later.callback(site.box.run, ["umount", "--lazy", folder], 30)
+    site.box.run(["mount", "-o", "remount,bind,ro", folder], 30).check()
     site.evict_inside(port=PORT, rungs=["term", "kill"], deadlines={**DEADLINES, "term": 1})
 
 
@@ -630,6 +633,10 @@ ROWS = (
         Patch(CLEAN, "if shm.free_mib < limits.shm_required_mib:", "if False:"), codes=("shm_full",),
     ),
     row(
+        "no-delegation", "the server's cgroup can't be written, and the server ignores SIGTERM", "gpu_evict",
+        "evicted", no_delegation, NO_KILL_RUNG, may_die=("server",),
+    ),
+    row(
         "drift-killed-unit", "somebody killed the unit's processes by hand", "drift", "drifted", killed_by_hand,
         Patch(DRIFT_SERVER, "        if seen.stranger is None:\n", "        if False:\n"),
         codes=("not_running",),
@@ -642,4 +649,12 @@ ROWS = (
 )  # fmt: skip
 
 PLAYBOOKS = (
+    row(
+        "joint-neighbour", "the holder is in a neighbour container: invisible inside, seen by the node", "clean_state",
+        "dirty", joint_beside_a_neighbour, NODE_DOES_NOT_COUNT, codes=("held",),
+    ),
+    row(
+        "node-falls-silent", "the node's sshd hangs after the first checks; the container is clean", "clean_state",
+        "unknown", node_falls_silent, NODE_DOES_NOT_COUNT, codes=("view_missing",), bound_s=150.0,
+    ),
 )  # fmt: skip
