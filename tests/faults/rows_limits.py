@@ -183,17 +183,19 @@ def clean_in_a_storm(site: Site) -> None:
 
 
 def big_crowd(site: Site) -> None:
+    """And one who holds the GPU by a mapping alone, the last of all."""
     program = compiled(site, "crowd")
     output = site.ns.directory / "crowd.out"
     started = site.ns.popen([str(program), "5000", "50"], detached=True, output=output)
     wait_for("the crowd", lambda: output.exists() and "ready" in output.read_text(), 60)
     site.name("crowd", started.pid)
     site.holder()
+    site.host.nvml.write(*site.host.gpus())
 
 
 def clean_in_a_crowd(site: Site) -> None:
     big_crowd(site)
-    site.clean(samples=1)
+    site.clean(samples=1, nvml_deadline_s=90)
 
 
 # --- gpu_info -----------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def info_in_a_storm(site: Site) -> None:
 
 def info_in_a_crowd(site: Site) -> None:
     big_crowd(site)
-    site.info(one_holder)
+    site.info(one_holder, nvml_deadline_s=90)
 
 
 def info_hidden(site: Site) -> None:
