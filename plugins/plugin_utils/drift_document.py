@@ -21,7 +21,10 @@ EXIT_CODES = {"in_sync": 0, "drifted": 10, "unknown": 20}
 CHANGE_LIMIT = 200
 LEAD_LIMIT = 5
 CLOCK_SLACK_S = 90.0  # two runs write within the time that one waits for the other
-_OF_HOST = ("name", "verdict", "state", "in_this_run", "checked_at", "verdict_since", "last_answer", "counts")
+_OF_HOST = (
+    *("name", "verdict", "state", "problem", "in_this_run", "checked_at"),
+    *("verdict_since", "last_answer", "counts"),
+)
 _OF_ROW = ("server", "item", "state", "severity", "since")
 
 
@@ -267,24 +270,31 @@ def is_whole(document: t.Mapping[str, t.Any]) -> bool:
     try:
         told = document["notification"]
         hosts = document["hosts"]
+        remembered = [row for host in hosts if host["last_answer"] is not None for row in host["last_answer"]["rows"]]
         rows = [row for host in hosts for row in (*rows_of(host), *accepted_of(host))]
         return (
             (told is None or isinstance(told["ok"], bool))
             and isinstance(document["last_success_at"], (str, type(None)))
-            and all(name in host for host in hosts for name in _OF_HOST)
-            and all(host["verdict"] in EXIT_CODES for host in hosts)
-            and all(isinstance(server["name"], str) for host in hosts for server in host["servers"])
-            and all(name in row for row in rows for name in _OF_ROW)
-            and all(
-                name in row
-                for host in hosts
-                if host["last_answer"] is not None
-                for row in host["last_answer"]["rows"]
-                for name in _OF_ROW
-            )
+            and all(_is_host(host) for host in hosts)
+            and all(_is_row(row) for row in [*rows, *remembered])
         )
     except (KeyError, TypeError, AttributeError):
         return False
+
+
+def _is_host(host: t.Mapping[str, t.Any]) -> bool:
+    blocks = [host, *host["servers"]]
+    counted = (*SEVERITIES, "unknown", "accepted")
+    return (
+        all(name in host for name in _OF_HOST)
+        and all(isinstance(block["name"], str) and block["verdict"] in EXIT_CODES for block in blocks)
+        and all(name in counted and isinstance(count, int) for name, count in host["counts"].items())
+    )
+
+
+def _is_row(row: t.Mapping[str, t.Any]) -> bool:
+    known = all(isinstance(row[name], (str, type(None))) for name in _OF_ROW)
+    return known and row["severity"] in SEVERITIES
 
 
 def changes(previous: t.Mapping[str, t.Any], hosts: t.Sequence[t.Mapping[str, t.Any]]) -> list[JSON]:

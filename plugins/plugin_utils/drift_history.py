@@ -96,7 +96,8 @@ def parse(raw: bytes) -> t.Optional[JSON]:
         return None
     if moment_of(line.get("at")) is None:
         return None
-    return line if all(isinstance(e, dict) and e.get("verdict") in _ORDER for e in line["hosts"].values()) else None
+    hosts = line["hosts"].values()
+    return line if all(isinstance(each, dict) and str(each.get("verdict")) in _ORDER for each in hosts) else None
 
 
 def needs_compaction(first: t.Optional[bytes], last: t.Optional[bytes], size: int, now: float, limits: Limits) -> bool:

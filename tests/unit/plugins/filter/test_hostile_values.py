@@ -8,6 +8,7 @@ with an error in words. Never with Python's.
 from __future__ import annotations
 
 import contextlib
+import json
 import typing as t
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from ansible_collections.cleanslate.sglang.plugins.filter import spread as sprea
 from ansible_collections.cleanslate.sglang.plugins.plugin_utils import (
     containers,
     drift_answers,
+    drift_document,
+    drift_history,
     drift_table,
     going_back,
     inspect_report,
@@ -208,6 +211,29 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("spread_start", _spread(spread_filters.spread_start), NODE),
     Entry("spread_trials", _spread(spread_filters.spread_trials), NODE),
     Entry("spread_outcome", _spread(spread_filters.spread_outcome), NODE),
+)
+
+
+def _next_document(previous: t.Any) -> t.Any:
+    """What the next check makes of the document of the last one, which lies in a folder for all to see."""
+    ours = {name: DOCUMENT[name] for name in ("schema", "schema_version")}
+    if isinstance(previous, dict) and drift_document.is_whole({**previous, **ours}):
+        answers = (drift_builders.ok("a", DRIFT),)
+        made = drift_builders.document(*answers, expected=["a"], previous=previous, finished=drift_builders.NOW + 100)
+        drift_history.line_of(made)
+
+
+def _history(line: t.Any) -> t.Any:
+    raw = json.dumps(line).encode()
+    drift_history.compact([raw, raw], drift_builders.NOW, drift_history.Limits(400, 64))
+    return drift_history.of_hosts([raw], ["a"], drift_builders.NOW, 30, 5)
+
+
+DOCUMENT = drift_builders.document(drift_builders.ok("a", DRIFT), drift_builders.ok("b", DRIFT), expected=["a", "b"])
+ENTRIES = (
+    *ENTRIES,
+    Entry("drift document", _next_document, DOCUMENT, whole=True, step=3),
+    Entry("drift history", _history, drift_history.line_of(DOCUMENT), whole=True),
 )
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
