@@ -20,7 +20,7 @@ from ansible_collections.cleanslate.sglang.tests.harness.tree import copy_tree, 
 from ansible_collections.cleanslate.sglang.tests.lab.hostile import DEAD_PID, Field, eviction, field_of, on_node
 from ansible_collections.cleanslate.sglang.tests.lab.node import Node
 
-pytestmark = [pytest.mark.lab, pytest.mark.long(40)]
+pytestmark = [pytest.mark.lab, pytest.mark.long(40), pytest.mark.timeout(600)]
 
 TWINS = 24
 
