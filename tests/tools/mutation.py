@@ -60,7 +60,7 @@ TESTS = {
     "protected": ("test_protected", "test_targets"),
     "restarters": ("test_restarters",),
     "routing": ("test_routing_decisions", "sglang/test_router"),
-    "targets": ("test_targets", "test_targets_evidence", "test_targets_guest"),
+    "targets": ("test_targets", "test_targets_evidence", "test_targets_guest", "test_fork_chains"),
     "topology": ("test_topology",),
     "visible": ("test_targets", "test_clean"),
     "workers": ("test_workers", _BLIND),
