@@ -19,7 +19,7 @@ from pathlib import Path
 from ansible_collections.cleanslate.sglang.tests.faults.lab_site import DEADLINES, LOCAL, LabSite, group_of
 from ansible_collections.cleanslate.sglang.tests.faults.model import Answer, Row
 from ansible_collections.cleanslate.sglang.tests.faults.patches import Patch
-from ansible_collections.cleanslate.sglang.tests.faults.rows_evict import ANY_PORT, NO_KILL_RUNG
+from ansible_collections.cleanslate.sglang.tests.faults.rows_evict import ANY_PORT, NO_DEADLINE, NO_KILL_RUNG
 from ansible_collections.cleanslate.sglang.tests.faults.rows_play import outcome
 from ansible_collections.cleanslate.sglang.tests.faults.site import told
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
@@ -635,6 +635,10 @@ ROWS = (
     row(
         "no-delegation", "the server's cgroup can't be written, and the server ignores SIGTERM", "gpu_evict",
         "evicted", no_delegation, NO_KILL_RUNG, may_die=("server",),
+    ),
+    row(
+        "stuck-in-fuse", "a rank in state D that SIGKILL does not end", "gpu_evict", "failed", stuck_in_a_file_system,
+        NO_DEADLINE, codes=("unkillable",), may_die=("stuck",), bound_s=120.0,
     ),
     row(
         "drift-killed-unit", "somebody killed the unit's processes by hand", "drift", "drifted", killed_by_hand,
