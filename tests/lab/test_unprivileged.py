@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import typing as t
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from ansible_collections.cleanslate.sglang.tests.harness.devices import LOOP_MAJ
 from ansible_collections.cleanslate.sglang.tests.lab.containers import Container
 from ansible_collections.cleanslate.sglang.tests.lab.gpus import Gpus
 from ansible_collections.cleanslate.sglang.tests.lab.inventory import (
+    API_KEY,
     host_vars,
     run_module_on,
     run_on,
@@ -93,3 +96,62 @@ def test_the_playbook_refuses_before_anything_is_touched(box: Container, gpus: G
     assert len(failed) == 1 and "only root" in failed[0].result["msg"], run.stdout
     assert "Nothing was touched" in failed[0].result["msg"]
     assert not leaders(box) and not (box.root / "var/lib/cleanslate").exists()
+
+
+def test_what_is_only_looked_at_is_not_called_well_without_root(box: Container, gpus: Gpus, tmp_path: Path) -> None:
+    """A server that root has launched, looked at by somebody else: figures of memory are the same, and what only root
+    may read is unknown, also where root calls it well.
+    """
+    arguments = {
+        "name": "chat",
+        "python": SGLANG_PYTHON,
+        "flags": {"model_path": MODEL, "tp_size": 1},
+        "user": SERVER_USER,
+        "port": PORT,
+        "gpus": ["0"],
+        "environment": {"SGLANG_STANDIN_DEVICES": "/dev/nvidia0"},
+        "api_key": API_KEY,
+    }
+    run_module_on(box, "server_launch", arguments, tmp_path)
+    wait_serving(box, PORT, key=API_KEY)
+    files = {path: path.stat().st_mtime_ns for path in (box.root / "var/lib/cleanslate").rglob("*")}
+    wanted = {name: value for name, value in arguments.items() if name != "api_key"}
+    node = {"expected_gpus": 2, "device_major": LOOP_MAJOR}
+    calls: dict[str, dict[str, t.Any]] = {
+        "memory_info": {},
+        "server_info": {**node},
+        "server_drift": {"servers": [wanted], "secrets": {"chat": {"api_key": API_KEY}}, **node},
+        "server_plan": {
+            "name": "chat",
+            "python": SGLANG_PYTHON,
+            "flags": {"model_path": MODEL, "tp_size": 1},
+            "port": PORT + 1,
+            "devices": ["0"],
+            "scope": "gpu",
+            **node,
+        },
+    }
+    calls["router_worker"] = {"state": "listed", "routers": [{"name": "east", "url": "http://127.0.0.1:9"}]}
+    root = {module: run_module_on(box, module, given, tmp_path) for module, given in calls.items()}
+    user = {
+        module: run_module_on(box, module, given, tmp_path, variables=unprivileged(box))
+        for module, given in calls.items()
+    }
+    assert API_KEY not in json.dumps([done.result for done in user.values()])
+
+    memory = [found["memory_info"].result for found in (root, user)]
+    assert abs(memory[0]["available_mib"] - memory[1]["available_mib"]) < 8192, memory
+    assert memory[1]["pinned_mib"] in (None, memory[0]["pinned_mib"]), memory
+
+    (seen,), (own,) = (found["server_info"].result["servers"] for found in (user, root))
+    assert own["flags_complete"] and not seen["flags_complete"], seen
+    assert seen["host"] == own["host"] and user["server_info"].result["problems"], user["server_info"].result
+
+    assert user["server_drift"].result["verdict"] == "unknown", user["server_drift"].result
+
+    assert user["server_plan"].result["verdict"] != "allowed", user["server_plan"].result
+
+    said = [found["router_worker"].result.get("msg") for found in (root, user)]
+    assert said[0] == said[1] and "ermi" not in str(said), said
+
+    assert files == {path: path.stat().st_mtime_ns for path in (box.root / "var/lib/cleanslate").rglob("*")}
