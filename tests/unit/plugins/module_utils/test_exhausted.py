@@ -48,7 +48,7 @@ def few_descriptors(more: int) -> t.Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize(("code", "limit"), LIMITS.items(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("code", "limit"), LIMITS.items(), ids=str)
 def test_the_limit_is_named(code: int, limit: str) -> None:
     words = exhausted_by(OSError(code, "x"), starting=True)
     assert words is not None and limit in words
