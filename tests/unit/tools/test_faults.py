@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing as t
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def test_rows_are_told_apart_and_speak_of_known_entry_points() -> None:
     assert len({row.id for row in matrix.ROWS}) == len(matrix.ROWS)
     assert {row.entry for row in matrix.ROWS} <= set(ENTRIES)
     assert len([*matrix.of_modules(), *matrix.of_playbooks(), *matrix.of_lab(), *matrix.of_light()]) == len(matrix.ROWS)
+
+
+def test_each_row_of_a_module_is_a_test() -> None:
+    """The files that hold them: each entry point of a module is named by one of them."""
+    texts = [path.read_text() for path in (ROOT / "tests" / "faults").glob("test_faults_*.py")]
+    for entry in matrix.MODULES:
+        named = [text for text in texts if re.search(rf'of_modules\([^)]*"{entry}"', text)]
+        assert len(named) == 1, entry
 
 
 def test_the_docs_list_is_the_table() -> None:
