@@ -425,7 +425,7 @@ def full_shm(site: LabSite) -> None:
 
 def relaunch_on_full_shm(site: LabSite) -> None:
     site.box.run(["dd", "if=/dev/zero", "of=/dev/shm/somebodys", "bs=1M", "count=300"], 30)
-    site.playbook("relaunch", outcome, servers=[chat(shm_required_mib=16)])
+    site.playbook("relaunch", with_reasons, servers=[chat(shm_required_mib=16)])
 
 
 def no_delegation(site: LabSite) -> None:
@@ -501,6 +501,11 @@ def overridden(site: LabSite) -> None:
     compared(site)
 
 
+def with_reasons(run: PlaybookRun) -> Answer:
+    """What became of the relaunch, with the reasons of the verdict that was joined from both views."""
+    return dataclasses.replace(outcome(run), codes=joint_word(run).codes)
+
+
 # --- relaunch -----------------------------------------------------------------------------------------------------
 
 
@@ -514,7 +519,7 @@ def over_a_restarting_unit(site: LabSite) -> None:
 def beside_a_neighbour(site: LabSite) -> None:
     """A server of the neighbour container holds the GPU, whatever the scope."""
     site.unit("embed", OTHER_PORT, 0, guest=site.neighbour, called="the neighbour's server")
-    site.playbook("relaunch", outcome, servers=[chat(scope="gpu")])
+    site.playbook("relaunch", with_reasons, servers=[chat(scope="gpu")])
 
 
 SYSTEMD_IS_NOT_ASKED = Patch(CLIMB, '            "stop": self._stop,\n', "")
@@ -660,5 +665,9 @@ PLAYBOOKS = (
     row(
         "node-falls-silent", "the node's sshd hangs after the first checks; the container is clean", "clean_state",
         "unknown", node_falls_silent, NODE_DOES_NOT_COUNT, codes=("view_missing",), bound_s=150.0,
+    ),
+    row(
+        "relaunch-over-a-unit", "somebody's restarting unit has port and GPU", "relaunch", "serving",
+        over_a_restarting_unit, SYSTEMD_IS_NOT_ASKED, may_die=("server",), bound_s=300.0,
     ),
 )  # fmt: skip
