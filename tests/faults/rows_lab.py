@@ -20,7 +20,7 @@ from ansible_collections.cleanslate.sglang.tests.faults.lab_site import DEADLINE
 from ansible_collections.cleanslate.sglang.tests.faults.model import Answer, Row
 from ansible_collections.cleanslate.sglang.tests.faults.patches import Patch
 from ansible_collections.cleanslate.sglang.tests.faults.rows_evict import ANY_PORT, NO_DEADLINE, NO_KILL_RUNG
-from ansible_collections.cleanslate.sglang.tests.faults.rows_play import outcome
+from ansible_collections.cleanslate.sglang.tests.faults.rows_play import ANY_VERDICT, outcome
 from ansible_collections.cleanslate.sglang.tests.faults.site import told
 from ansible_collections.cleanslate.sglang.tests.harness.playbook import PlaybookRun
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
@@ -665,6 +665,10 @@ PLAYBOOKS = (
     row(
         "node-falls-silent", "the node's sshd hangs after the first checks; the container is clean", "clean_state",
         "unknown", node_falls_silent, NODE_DOES_NOT_COUNT, codes=("view_missing",), bound_s=150.0,
+    ),
+    row(
+        "relaunch-shm-full", "the container's /dev/shm is full", "relaunch", "refused", relaunch_on_full_shm,
+        ANY_VERDICT, codes=("shm_full",), bound_s=300.0,
     ),
     row(
         "relaunch-over-a-unit", "somebody's restarting unit has port and GPU", "relaunch", "serving",
