@@ -252,14 +252,10 @@ REMAP_FAULT = Fault("nvmlDeviceGetRemappedRows", gpu=0, code=lies.UNKNOWN)
 QUICK = frozenset(
     {
         "clean-list-grows",
-        "clean-field-fails",
-        "clean-managed-memory",
         "clean-forked-orphan",
-        "evict-driver-not-loaded",
         "evict-list-forbidden",
         "evict-check-list-forbidden",
         "info-list-forbidden",
-        "info-mig-mute",
     }
 )
 ALL = (

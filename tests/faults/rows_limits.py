@@ -276,9 +276,7 @@ QUICK = frozenset(
     {
         "evict-no-processes",
         "evict-no-files",
-        "evict-check-hidepid",
         "evict-others-server",
-        "clean-no-sys",
         "info-hidepid",
     }
 )

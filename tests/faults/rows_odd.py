@@ -341,9 +341,7 @@ def supervisor(name: str, fault: str, *words: str) -> Row:
 QUICK = frozenset(
     {
         "evict-leaderless",
-        "clean-leaderless",
         "clean-mapping-only",
-        "info-other-node",
         "clean-smi-entities",
     }
 )
