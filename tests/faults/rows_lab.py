@@ -516,12 +516,6 @@ def over_a_restarting_unit(site: LabSite) -> None:
     site.playbook("relaunch", outcome, servers=[chat(scope="server")])
 
 
-def beside_a_neighbour(site: LabSite) -> None:
-    """A server of the neighbour container holds the GPU, whatever the scope."""
-    site.unit("embed", OTHER_PORT, 0, guest=site.neighbour, called="the neighbour's server")
-    site.playbook("relaunch", with_reasons, servers=[chat(scope="gpu")])
-
-
 SYSTEMD_IS_NOT_ASKED = Patch(CLIMB, '            "stop": self._stop,\n', "")
 NO_RETURN_WATCH = Patch(CLIMB, "RETURN_S = 2.0", "RETURN_S = 0.0")
 NOBODY_ELSEWHERE = Patch(GUESTS, "return process.pid not in snapshot.guest.members", "return False")
@@ -665,6 +659,11 @@ PLAYBOOKS = (
     row(
         "node-falls-silent", "the node's sshd hangs after the first checks; the container is clean", "clean_state",
         "unknown", node_falls_silent, NODE_DOES_NOT_COUNT, codes=("view_missing",), bound_s=150.0,
+    ),
+    row(
+        "login-dies", "the container's sshd is killed between eviction and verdict", "relaunch", "unknown", login_dies,
+        Patch(VERDICTS, "        if not needed:\n", "        if True:\n"), codes=("container_unreachable",),
+        may_die=("server",), bound_s=280.0,
     ),
     row(
         "relaunch-shm-full", "the container's /dev/shm is full", "relaunch", "refused", relaunch_on_full_shm,
