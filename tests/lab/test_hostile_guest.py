@@ -37,6 +37,16 @@ def test_all_at_once(node: Node, tmp_path: Path, request: pytest.FixtureRequest)
         assert done[2].result["verdict"] in ("dirty", "unknown")
 
 
+@pytest.mark.parametrize("attacks", [("mounts",), ("fuse", "mounts")], ids=["mounts", "hanging mounts"])
+def test_its_mounts(node: Node, tmp_path: Path, request: pytest.FixtureRequest, attacks: tuple[str, ...]) -> None:
+    """Its root over /dev/shm and files over /proc; with file systems that hang in its shared memory and in the server's
+    folder.
+    """
+    with field_of(node) as field:
+        field.attack(*attacks)
+        assault(field, tmp_path, request, " and ".join(attacks), trace="fuse" not in attacks)
+
+
 @pytest.mark.parametrize("escape", [False, True], ids=["in its own cgroup", "in another one"])
 def test_a_fork_storm(node: Node, tmp_path: Path, request: pytest.FixtureRequest, escape: bool) -> None:
     """Seen from the node: signals one by one are too slow for it, and no look meets the same process twice. It may come
