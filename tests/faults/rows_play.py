@@ -280,17 +280,17 @@ PLAYBOOKS = (
     ),
     Row(
         "relaunch-shm-full", "/dev/shm is full", "relaunch", ("refused",), on_full_shm, (ANY_VERDICT,),
-        codes=("not_clean",), bound_s=230,
+        codes=("not_clean",), bound_s=230, quick=False,
     ),
     Row(
         "relaunch-visitors", "others have the GPU open", "relaunch", ("serving",), beside_visitors,
-        (OPEN_IS_HOLDING,), bound_s=230,
+        (OPEN_IS_HOLDING,), bound_s=230, quick=False,
     ),
     Row(
         "relaunch-two-operators", "another operator's run works on the server", "relaunch", ("refused",),
         beside_another_operator,
         (Patch(LEASE, "return self.running or not self.expired", "return False"),), codes=("leased",),
-        bound_s=230,
+        bound_s=230, quick=False,
     ),
     Row(
         "rollout-canary-fails", "the canary is not proved", "rollout", ("stopped",), canary_fails, (NEVER_STOP,),
