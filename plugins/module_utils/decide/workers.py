@@ -26,9 +26,8 @@ _OTHER_TREES = ("encoder-only", "use-ray")
 _DP = re.compile(r"DP(\d+)")
 _WORKERS = ("scheduler", "detokenizer", "detokenizer_router", "data_parallel_controller", "tokenizer_worker")
 _ROLES = ("leader", *_WORKERS)
-
-
 MOST_RANKS = 4096  # of one host; flags that ask for more are a slip, and nobody is named by them
+
 
 @dataclass(frozen=True)
 class Worker:

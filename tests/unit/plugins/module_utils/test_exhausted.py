@@ -35,17 +35,16 @@ def open_descriptors() -> set[str]:
 
 @contextlib.contextmanager
 def few_descriptors(more: int) -> t.Iterator[None]:
-    """No more than so many above those that are open."""
+    """No more than so many above those that are open. Whatever goes wrong, the next test has as many as before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in open_descriptors())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + more, hard))
-    taken = [os.open(os.devnull, os.O_RDONLY) for _gap in range(highest + 1 - len(open_descriptors()))]
-    try:
+    with contextlib.ExitStack() as stack:
+        while (fd := os.open(os.devnull, os.O_RDONLY)) <= highest:  # the gaps below
+            stack.callback(os.close, fd)
+        os.close(fd)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + more, hard))
         yield
-    finally:
-        for fd in taken:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(("code", "limit"), LIMITS.items(), ids=str)
