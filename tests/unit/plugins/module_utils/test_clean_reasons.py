@@ -23,6 +23,7 @@ from ansible_collections.cleanslate.sglang.plugins.module_utils.model import (
     Problem,
     ShmFile,
 )
+from ansible_collections.cleanslate.sglang.plugins.module_utils.xid import KernelLog, Xid, normal_bus_id
 from ansible_collections.cleanslate.sglang.tests.unit.builders import (
     LEADER,
     facts,
@@ -405,3 +406,44 @@ def test_a_summary_has_the_worst_and_how_many_more() -> None:
         "clean: 2 GPUs free, unknown of host memory available, seen from the host"
     )
     assert judge(facts(snapshot()), Limits(expected_gpus=0)).summary.startswith("clean: no GPUs declared, 400000 MiB")
+
+
+def rows_of(seen: Facts, limits: Limits) -> list[tuple[str, str]]:
+    found = judge(seen, limits)
+    return [(one.code, one.subject) for one in [*found.reasons, *found.warnings]]
+
+
+def test_an_xid_counts_within_its_window_and_until_the_gpu_was_reset() -> None:
+    bus = normal_bus_id(gpu(0).bus_id or "")
+    assert bus
+    log = KernelLog((Xid(bus, 79, 100.0, None, "GPU has fallen off the bus"),), True, (), 200.0)
+    seen, hour = facts(kernel_log=log), Limits(xid_window_s=3600.0)
+    assert [code for code, _subject in rows_of(seen, hour)] == ["xid_host_restart"]
+    assert rows_of(seen, dataclasses.replace(hour, gpu_resets={bus: 150.0})) == []
+    assert rows_of(seen, dataclasses.replace(hour, gpu_resets={bus: 50.0})) != []
+    assert rows_of(seen, Limits(xid_window_s=99.0)) == []
+    assert rows_of(facts(kernel_log=dataclasses.replace(log, xids=())), hour) == []
+
+
+def test_as_many_gpus_as_the_kernel_has() -> None:
+    assert rows_of(facts(kernel_gpu_count=1), Limits()) == []
+
+
+def test_each_launcher_is_judged_whoever_else_is_there() -> None:
+    """One of a container is none of ours, and hides nobody; each that starts is told."""
+    theirs = process(100, LEADER, cgroups=("/lxc/105/init.scope",))
+    ours = [process(pid, LEADER) for pid in (200, 300)]
+    leaders = [leader(theirs), *(leader(one) for one in ours)]
+    seen = facts(snapshot(theirs, *ours, gpus=[gpu()], leaders=leaders))
+    both = [("pid 200", "pid 300")]
+    starting = [(limits, "server_starting") for limits in (Limits(), Limits(expected_gpus=1))]
+    for limits, code in ((PORTS, "server_running"), *starting):
+        found = rows_of(seen, limits)
+        assert [tuple(subject for one, subject in found if one == code)] == both, limits
+        assert not [subject for _code, subject in found if subject == "pid 100"]
+
+
+def test_a_container_says_what_it_cannot_see_also_where_its_gpus_are_counted() -> None:
+    for limits in (Limits(), Limits(expected_gpus=1)):
+        assert ("not_visible", "vantage") in rows_of(facts(vantage="container"), limits)
+    assert ("not_visible", "vantage") not in rows_of(facts(snapshot(), vantage="container"), Limits(expected_gpus=0))
