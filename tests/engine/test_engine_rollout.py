@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.ns,
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.long(600),
+    pytest.mark.long(770),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]

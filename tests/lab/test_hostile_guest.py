@@ -15,7 +15,7 @@ from ansible_collections.cleanslate.sglang.tests.lab.hostile import assault, fie
 from ansible_collections.cleanslate.sglang.tests.lab.node import Node
 from ansible_collections.cleanslate.sglang.tests.lab.scenarios import DEADLINES
 
-pytestmark = [pytest.mark.lab, pytest.mark.long(60), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.long(80), pytest.mark.timeout(600)]
 
 ALL_BUT_MOUNTS = ("names", "records", "links", "cgroups", "namespaces", "handles", "devices", "cmdlines", "storm")
 ONE_BY_ONE = ("names", "links", "records", "cgroups", "namespaces", "handles", "devices", "cmdlines")

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.ns,
     pytest.mark.slow,
-    pytest.mark.long,
+    pytest.mark.long(330),
     pytest.mark.timeout(1500),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]

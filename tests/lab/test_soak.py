@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.tests.lab import containers, soak
 
-pytestmark = [pytest.mark.lab, pytest.mark.long(240), pytest.mark.timeout(1400)]
+pytestmark = [pytest.mark.lab, pytest.mark.long(350), pytest.mark.timeout(1400)]
 
 
 @pytest.mark.parametrize("half", [0, 1])
