@@ -181,9 +181,19 @@ class Container:
         words = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", START_UNPRIVILEGED, "sh", str(ids)]
         return [*words, *start]
 
+    def _complaints(self) -> str:
+        """The errors in LXC's log."""
+        log = self.directory / "lxc.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return "\n".join([line for line in lines if " ERROR " in line or " WARN " in line][-12:])
+
     def start(self) -> None:
         """Boot, and wait until systemd is up and sshd answers."""
-        _run(*self.start_argv)
+        remove_stale_cgroups(self.number)
+        try:
+            _run(*self.start_argv)
+        except LabError as error:  # lxc-start itself says only that there is more in its log
+            raise LabError(f"{error}\n{self._complaints()}") from None
         self.wait_booted()
 
     def wait_booted(self) -> None:
@@ -496,6 +506,17 @@ def remove_bridge(base: Path) -> None:
         ports = Path(f"/sys/class/net/{BRIDGE}/brif")
         if ports.is_dir() and not any(ports.iterdir()) and not any(base.glob("run-*")):
             _run("ip", "link", "delete", BRIDGE)
+
+
+def remove_stale_cgroups(number: int, root: Path = Path("/sys/fs/cgroup")) -> None:
+    """What a run that was killed left behind: LXC starts nothing over it. The slot of this number is ours, so whatever
+    still lives in there is none of ours to end, and the start will say so.
+    """
+    for kind in ("lxc", "lxc.monitor"):
+        for top in [root / kind / str(number), *root.glob(f"*/{kind}/{number}")]:
+            for folder, _names, _files in os.walk(top, topdown=False):
+                with contextlib.suppress(OSError):  # EBUSY: somebody lives there
+                    os.rmdir(folder)
 
 
 # --- small things -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.cleanslate.sglang.tests.harness.command import ROOT, run_command
 from ansible_collections.cleanslate.sglang.tests.harness.waiting import wait_for
-from ansible_collections.cleanslate.sglang.tests.lab.containers import Container, Lab
+from ansible_collections.cleanslate.sglang.tests.lab.containers import Container, Lab, remove_stale_cgroups
 from ansible_collections.cleanslate.sglang.tests.lab.gpus import USED_MIB, Gpus
 from ansible_collections.cleanslate.sglang.tests.lab.rootfs import DOUBLES, PYTHON, SERVER_USER
 
@@ -87,3 +87,21 @@ def _cmdline(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_cgroups_of_a_killed_run_are_no_obstacle(lab: Lab, tmp_path: Path) -> None:
+    """LXC starts no container over them. Those of other numbers stay, and so does what is in use (here: not empty)."""
+    for place in ("systemd/lxc/131/ns/a", "lxc.monitor/131", "pids/lxc.monitor/131", "lxc/132", "freezer/lxc/131"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "freezer/lxc/131/used").touch()
+    remove_stale_cgroups(131, tmp_path)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("13*"))
+    assert left == ["freezer/lxc/131", "lxc/132"]
+    with lab.container() as box:
+        number = box.number
+        monitors = [path for path in Path("/sys/fs/cgroup").glob("**/lxc.monitor") if path.is_dir()]
+        assert monitors
+    for one in monitors:
+        (one / str(number)).mkdir(exist_ok=True)
+    with lab.container(numbers=[number]) as again:
+        assert again.run(["true"], 20).rc == 0
