@@ -7,6 +7,7 @@ text of the node shows in a result, everything ends, and no GPU that it still ho
 
 from __future__ import annotations
 
+import typing as t
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,6 @@ def test_a_fork_storm(node: Node, tmp_path: Path, request: pytest.FixtureRequest
     """
     with field_of(node) as field:
         field.attack("storm", more=["--escape"] if escape else [])
-        order = {"rungs": ["term", "kill", "holders"], "deadlines": {**DEADLINES, "term": 3}}
+        order: dict[str, t.Any] = {"rungs": ["term", "kill", "holders"], "deadlines": {**DEADLINES, "term": 3}}
         done = assault(field, tmp_path, request, f"storm, escape {escape}", exact=False, **order)
         assert field.still_held() or done[1].result["verdict"] == "evicted", done[1].result
