@@ -369,9 +369,9 @@ class Round:
                 said = running.wait()
                 first = said.verdict
                 self.details.append(f"{said.verdict}: {said.text}")
+        self.place.after_a_cut()  # also a run that served may not have reached the host to give its lease back
         if first == SERVING:
             return f"{first}"
-        self.place.after_a_cut()
         return f"{first}, then {self.relaunch()}"
 
     def environment(self, **switches: str) -> dict[str, str]:
